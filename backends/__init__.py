@@ -8,7 +8,7 @@ from importlib import import_module
 from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError, worded
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tokens.tokenizer import check_known
 
 _MODULES = {
@@ -66,9 +66,8 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         if kv_dtype in (None, *backend.CAPABILITIES.kv_dtypes):
             return backend
         first = first or backend
-    backend = _usable(last, file, spec)
     # The plan refuses options that no engine supports; its message names the engine that would have run.
-    return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
+    return first if first and kv_dtype not in engine_named(last).CAPABILITIES.kv_dtypes else _usable(last, file, spec)
 
 
 def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> tuple[Backend, str]:

@@ -19,9 +19,9 @@ from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora
 from edge.model.cores import Core
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 from edge.storage.versions import version_of
 from edge.types import FloatArray, Granularity, IntArray
@@ -65,9 +65,8 @@ class EngineConfig:
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     mtp: bool = False  # for plans, not engines: a layer for multi-token prediction drafts (`StatesEngine`)
-    taps: list[int] = field(
-        default_factory=list
-    )  # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
+    # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
+    taps: list[int] = field(default_factory=list)
     loras: int = 1  # cpu: adapters held at once, for sequences with different ones
 
     @property
@@ -119,6 +118,7 @@ class Capabilities:
     rounds: bool = False  # it multiplies matrices of floats as Q8_0 if the model says so (`ModelSpec.rounded`)
     encodes: bool = False  # it runs encoders of pictures and sounds (`HiddenEngine.hidden`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
+    rests: bool = False  # between passes it needs no scratch and no mapped weights (`CrossEngine.rest`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several sequences at once (`BatchedEngine`)
     pages: bool = False  # it can attend to a subset of the rows (`EngineConfig.reads`)
@@ -192,6 +192,11 @@ class CrossEngine(Engine, Protocol):
         """These rows of a layer with cross attention: keys and values, float32 [heads, n, size]."""
         ...
 
+    def rest(self) -> None:
+        """Forget these rows, and return scratch memory and the pages of mapped weights to the system until the next
+        pass, if the engine can. Tokens' rows stay."""
+        ...
+
 
 class BatchedEngine(Engine, Protocol):
     """An engine of `EngineConfig.sequences` separate sequences. Its own `kv` and passes are those of sequence 0."""
@@ -252,65 +257,6 @@ class TopEngine(Engine, Protocol):
         """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
         float32 [n], the largest first, ties by id, NaN before all numbers. −0 may be returned as 0. Invalidates arrays
         that the engine returned before."""
-        ...
-
-
-class MTPEngine(TopEngine, Protocol):
-    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`), or a head of
-    `edge.model.drafters.eagle`. Its states approximate those of the main model, so it can draft further tokens from
-    them."""
-
-    def states(self, count: int) -> FloatArray:
-        """The states of the newest pass's last tokens after the last layer, float32 [at most `count`, hidden];
-        normalised, but for a head."""
-        ...
-
-    def give(self, states: FloatArray, embeddings: FloatArray | None = None) -> None:
-        """Supply the main model's states for the next `forward`, float32 [n, hidden], at most a chunk: for each of its
-        tokens, the state of the token before. `NextToken` joins them with the tokens' embeddings. A head takes the
-        model's features, [n, `Features.size`], or its own states, and the tokens' `embeddings`, [n, hidden], in place
-        of the tokens."""
-        ...
-
-
-class StatesEngine(HiddenEngine, Protocol):
-    """An engine that returns the states of each pass, and loads the layer that drafts from them."""
-
-    def states(self, count: int) -> FloatArray:
-        """As `MTPEngine.states`."""
-        ...
-
-    def layer_states(self, count: int) -> FloatArray:
-        """The inputs of the layers `EngineConfig.taps`, side by side, for the newest pass's last tokens, float32 [at
-        most `count`, layers · hidden]."""
-        ...
-
-    def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> MTPEngine:
-        """Load `ModelSpec.mtp`, which shares this engine's embedding and head. file: the result of `mtp_file` for the
-        model's file. Raises the errors of `Backend.load`."""
-        ...
-
-
-class AssistingLayers(Protocol):
-    """The layers of an assistant beside an engine whose rows they read."""
-
-    def run(self, x: FloatArray) -> FloatArray | None:
-        """The normalised state after the last layer, [hidden], from the hidden states before the first, x. It sees what
-        the engine's next token sees. None if heads keep different rows."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class SharingEngine(Engine, Protocol):
-    """An engine that returns the states of each pass, and runs the layers of a drafter over the rows of its cache."""
-
-    def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistingLayers:
-        """Load the layers of `edge.model.drafters.assistant.layers_of`. Raises the errors of `Backend.load`."""
-        ...
-
-    def states(self, count: int) -> FloatArray:
-        """As `MTPEngine.states`."""
         ...
 
 
@@ -384,7 +330,7 @@ class Backend(ABC):
     DRAFTS_ELSEWHERE = False  # whether plans for other devices may have a drafter
 
     def around_bytes(self, spec: ModelSpec) -> int | None:
-        """Bytes of an assistant without its layers; None: NumPy computes there."""
+        """Bytes of an assistant or an EAGLE-3 head without its layers; None: NumPy computes there."""
         return None
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
@@ -420,9 +366,13 @@ class Backend(ABC):
         undo rejected tokens exactly. tuning: `EngineConfig.tuning`."""
         return 0
 
-    def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
+    def sees(self, spec: ModelSpec, *, whole: bool, provider: str | None = None) -> str | None:
         """None if the engine runs prompts for this model with rows of pictures or sounds in them; else why not, as the
-        rest of a sentence. whole: these rows see all of each other."""
+        rest of a sentence. whole: these rows see all of each other. provider: of ONNX Runtime."""
+        return None
+
+    def encodes_elsewhere(self) -> str | None:
+        """Why the CPU encodes pictures and sounds by default, though this engine can; None if it does."""
         return None
 
     def runs_mtp(self, spec: ModelSpec) -> bool:

@@ -24,10 +24,10 @@ from edge.model.cores import (
     SelectiveScan,
     ShortConvolution,
 )
-from edge.model.given import GivenRows
-from edge.model.layers import Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import IntArray
 
@@ -131,12 +131,17 @@ def divide(
         kv.announce(count)
         return [(slice(at, min(at + most, count)), None) for at in range(0, count, most)]
     places_of(kv, network, count, places)
-    if not whole and (places.sees != np.arange(count)).any():
+    if not whole and has_spans(places):
         raise UnsupportedError(f"the {engine} engine runs no pictures that see all of themselves: use --backend=cpu")
     if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
         raise UnsupportedError(f"the {engine} engine runs models with windows at consecutive positions only")
     kv.announce(places.next_position - kv.next_position)
     return [(part, places.part(part)) for part in places.passes(most)]
+
+
+def has_spans(places: Places) -> bool:
+    """Whether some tokens see later ones."""
+    return bool((places.sees != np.arange(places.sees.size)).any())
 
 
 def check_spans(network: Network, places: Places) -> None:

@@ -20,7 +20,7 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
 from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.places import Places
+from edge.model.parts.places import Places
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotated to position + base
@@ -31,7 +31,8 @@ class HeadKV(Generic[Store]):
 
     ring: rows of layers with windows. state: of layers without rows. A saved cache's tail holds both, in this order.
     settings: `key` without the suffix for the choice of RoPE's factors. settle: called before attention is read or rows
-    move, for engines that batch queries.
+    move, for engines that batch queries. balances: of layers with latent rows, the exponents of the powers of two by
+    which the store has keys behind their values (tvm/kv/balance.py); those that policies read are without them.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HeadKV(Generic[Store]):
         self.capacity, self.lengths, self.has_tail = store.capacity, store.lengths, bool(ring or state)
         self.closed = False
         self.settle: Callable[[], None] = lambda: None
+        self.balances: Sequence[int] = ()
         self.layers, self._kv_heads, self._heads = layers, store.row.heads, len(layers) * store.row.heads
         self._lists = RowLists(store.longest)
         self._pinned = PinnedKeys(self._heads, store.row.key, pinned)
@@ -146,7 +148,13 @@ class HeadKV(Generic[Store]):
         for index, own in enumerate(keys):
             head = layer * self._kv_heads + index
             rows, _ = self._rows_of(head)
-            own[: rows.size] = self.store.keys(rows, head)
+            own[: rows.size] = self._keys(rows, head)
+        return keys
+
+    def _keys(self, rows: AnyArray, head: int) -> FloatArray:
+        keys, layer = self.store.keys(rows, head), self.layers[head // self._kv_heads]
+        if self.balances and self.balances[layer]:
+            keys[:, self.store.row.value :] *= np.float32(2.0 ** -self.balances[layer])
         return keys
 
     def importance(self, layer: int, learned: RowImportance) -> FloatArray:
@@ -154,7 +162,8 @@ class HeadKV(Generic[Store]):
         for index, own in enumerate(found):
             head = layer * self._kv_heads + index
             rows, positions = self._rows_of(head)
-            keys, norms = self.store.keys(rows, head), self.store.value_norms(rows, head)
+            keys, row = self._keys(rows, head), self.store.row
+            norms = np.linalg.norm(keys[:, : row.value], axis=-1) if row.shared else self.store.value_norms(rows, head)
             own[: rows.size] = learned.predict(keys, positions, norms, self.rope.rotation, self.layers[layer], index)
         return found
 

@@ -12,14 +12,15 @@ import numpy as np
 from edge.backends.rope import Rotation
 from edge.kv.policy import Needs
 from edge.model.cores import Attention
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
-_EXTRA = 3  # the two norms' weights, and the bias
-_LARGEST = 80.0  # of a logarithm: its exponential is finite
+EXTRA = 3  # the two norms' weights, and the bias
+LARGEST = 80.0  # of a logarithm: its exponential is finite
+NORM_FLOOR = 1e-6  # added to norms, whose logarithms are then finite
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class RowImportance:
             at += prod(shape)
         return cls(network, layers)
 
+    def ordered(self, rotation: Rotation, layer: int) -> FloatArray:
+        """A layer's linear models, [KV heads, head + 3], for keys in the order of an engine with this rotation."""
+        core, own = self.network.attention[layer], self.layers[layer]
+        assert core is not None
+        order = _order_of(core, rotation, self.network.halves)
+        return np.concatenate([own[:, order], own[:, core.row.key :]], axis=1)
+
     def predict(
         self, keys: FloatArray, positions: IntArray, norms: FloatArray, rotation: Rotation, layer: int, head: int
     ) -> FloatArray:
@@ -46,20 +54,19 @@ class RowImportance:
 
         keys: as the engine with this rotation stores them, [n, its head]. positions: RoPE's. norms: of values, [n].
         """
-        core, own = self.network.attention[layer], self.layers[layer][head]
+        core = self.network.attention[layer]
         assert core is not None
         plain = rotation.rotate_cached(keys, -positions, layer)
-        key = core.row.key
-        weights = np.concatenate([own[_order_of(core, rotation, self.network.halves)], own[key:]])
+        key, weights = core.row.key, self.ordered(rotation, layer)[head]
         found = features(plain[:, :key], norms) @ weights[:-1] + weights[-1]
-        return np.asarray(np.exp(np.minimum(found, np.float32(_LARGEST))), np.float32)
+        return np.asarray(np.exp(np.minimum(found, np.float32(LARGEST))), np.float32)
 
 
 def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
     """Append to keys before RoPE, [..., n, head], the logarithms of their norms and of their values' `norms`, [..., n].
     Returns [..., n, head + 2]."""
     both = np.stack([np.linalg.norm(keys, axis=-1), norms], axis=-1)
-    return np.concatenate([keys, np.log(both + np.float32(1e-6))], axis=-1)
+    return np.concatenate([keys, np.log(both + np.float32(NORM_FLOOR))], axis=-1)
 
 
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
@@ -80,7 +87,7 @@ def ranking_bytes(spec: ModelSpec, needs: Needs) -> int:
 
 
 def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
-    return {layer: (core.row.heads, core.row.key + _EXTRA) for layer, core in ranked_cores(network)}
+    return {layer: (core.row.heads, core.row.key + EXTRA) for layer, core in ranked_cores(network)}
 
 
 def _order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:

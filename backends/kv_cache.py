@@ -11,7 +11,7 @@ from typing import Protocol
 from edge.backends.importance import RowImportance
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray

@@ -12,8 +12,8 @@ import numpy as np
 
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import Angles, find_angles
-from edge.model.given import interleaved
-from edge.model.layers import Network
+from edge.model.parts.given import interleaved
+from edge.model.structure.layers import Network
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edge.model.places import Places
+from edge.model.parts.places import Places
 from edge.types import AnyArray, FloatArray, IntArray
 
 ROTATED_AT_ONCE = 4  # rows, so that the memory of rotating does not grow with the number of pinned rows

@@ -6,7 +6,7 @@ from typing import Any
 
 from edge.backends.counts import Tuned
 from edge.devices.records import Record
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill

@@ -1,12 +1,13 @@
 """The cost of a pass over the next tokens of several sequences, for edge and llama.cpp on one GGUF file.
 
-    python benchmarks/batching.py [--model smollm2-135m] [--isa avx2] [--depth 64] [--json]
+    python benchmarks/batching.py [--small] [--model smollm2-135m] [--isa avx2] [--depth 64] [--json]
     python benchmarks/batching.py --rounds 1 --passes 4    a test that everything runs; its figures mean nothing
 
-The file is all Q4_0, as in peers.py; both engines have a process of their own that loads once, f16 KV, as many threads
-and room for as many sequences. Each unit is a number of passes with one token of each of M sequences and the argmax of
-each row, where every sequence holds --depth rows before. Units are interleaved: engines within numbers of sequences
-within rounds; before each the parent waits until no worker uses CPU time.
+The file is peers.py's 1B of random weights, or with --small the model, all Q4_0. Both engines have a process of their
+own that loads once, f16 KV, as many threads and room for as many sequences. Each unit is a number of passes with one
+token of each of M sequences and the argmax of each row, where every sequence holds --depth rows before. Units are
+interleaved: engines within numbers of sequences within rounds; before each the parent waits until no worker uses CPU
+time.
 
 - pass: milliseconds of one pass, the median over rounds. c(M): that by the pass of one sequence.
 - tok/s: of all sequences together, and in brackets by those of one sequence.
@@ -21,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from machine import files_folder, machine, say
-from model_files import pure_file
+from model_files import large_file, pure_file
 from turns import EDGE, LLAMA, Setting, Sizes, Worker, wait_until_quiet
 
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
 from edge.devices.load import others_from_now
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 
-_SEQUENCES = tuple(range(1, 17))
+_SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16)
 _SPARE = 64  # rows beyond those of a unit
 
 
@@ -76,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="cpu", help="edge's engine; cpu:int8 has other KV rows")
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or installed name, made all Q4_0")
+    parser.add_argument("--small", action="store_true", help="--model itself, not a 1B with its vocabulary")
     parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--isa", help="EDGE_ISA for edge's worker, such as avx2")
     parser.add_argument("--cache", type=Path, default=files_folder())
@@ -89,7 +91,9 @@ def main() -> None:
         cache=options.cache.absolute(), sizes=Sizes(), rounds=options.rounds, starts=0, wanted=(),
     )  # fmt: skip
     about: dict[str, Any] = machine()
-    model = pure_file(setting.cache, find_model(options.model).absolute())
+    source = find_model(options.model).absolute()
+    small = options.small
+    model = pure_file(setting.cache, source) if small else large_file(setting.cache, source, setting.sizes.large)
     found = measure(setting, model, options.depth, options.passes)
     if options.json:
         print(json.dumps({
@@ -97,7 +101,8 @@ def main() -> None:
             "seconds": found, "foreign_cpu": setting.foreign,
         }))  # fmt: skip
         return
-    print(f"\n## A pass of several sequences ({options.model}, Q4_0, {options.depth} rows each)\n")
+    name = options.model if small else "a random 1B"
+    print(f"\n## A pass of several sequences ({name}, Q4_0, {options.depth} rows each)\n")
     print(f"{about['cpu']} ({', '.join(about['isa'])}), {setting.threads} threads; medians of {setting.rounds} rounds;")
     print(f"others used {statistics.median(setting.foreign):.0%} of the machine in the median, ", end="")
     print(

@@ -21,11 +21,11 @@ from quality import DOCUMENTS, perplexity_of
 from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
 from edge.cli.terminal.show import table
-from edge.converters.ggml import NEED_IMPORTANCE, quantize_with_llamacpp
+from edge.converters.gguf.ggml import NEED_IMPORTANCE, quantize_with_llamacpp
 from edge.devices.host import logical_cores
 from edge.formats.gguf import read_gguf
-from edge.model.catalog import find_model
 from edge.model.model import open_model
+from edge.model.names.catalog import find_model
 
 TYPES = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "IQ3_S",

@@ -30,7 +30,7 @@ from edge.backends import engine_named
 from edge.backends.base import BatchedEngine, EngineConfig
 from edge.formats.gguf import read_gguf
 from edge.grammar.grammar import Grammar
-from edge.model.known import known_models
+from edge.model.names.known import known_models
 from edge.model.reader import read_spec
 
 NAMES = ("llama3.2:1b", "qwen3:1.7b", "qwen3:4b")

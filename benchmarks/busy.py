@@ -32,7 +32,7 @@ from edge.budget import format_joules
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
 from edge.devices.profiles import host_power
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass"
 _APP = "app in C"

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from handbook_questions import QUESTIONS
+from handbook_questions import HELD_OUT, QUESTIONS
 from machine import files_folder
 
 import edge
@@ -94,21 +94,25 @@ def measure_evidence(top: int) -> None:
     """The questions whose answer is still in the passages when sentences have left, without a model."""
     from edge.documents.pruning import prune_texts, ranked_by
 
-    print("| ranked by | stays | tokens | answer there | CPU s of ranking |\n|---|---:|---:|---:|---:|")
+    print("| ranked by | stays | tokens | answer there | tokens, held out | answer there | CPU s of both |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     with edge.Documents(NAME, top=top) as documents, edge.load("smollm2-135m", max_kv_size=256) as reader:
         encode = reader.model.tokenizer.encode
         documents.load()
         ranker = documents._encoder()
         for by, keep in [("", 1.0), *((by, keep) for by in ("BM25", "encoder") for keep in (0.7, 0.5, 0.3))]:
-            there, tokens, began = 0, 0, time.process_time()
-            for question, evidence, _ in QUESTIONS:
-                texts = [each.passage.text for each in documents.search(question)]
-                score = ranked_by(ranker, question) if by == "encoder" and ranker else None
-                kept, pruned = prune_texts(texts, question, keep, lambda text: encode(text).size, score)
-                there += has(evidence, "\n".join(kept))
-                tokens += pruned.after
-            count, took = len(QUESTIONS), time.process_time() - began
-            print(f"| {by} | {keep} | {tokens / count:.0f} | {there}/{count} | {took / count:.3f} |", flush=True)
+            cells, began = list[str](), time.process_time()
+            for questions in (QUESTIONS, HELD_OUT):
+                there = tokens = 0
+                for question, evidence, _ in questions:
+                    texts = [each.passage.text for each in documents.search(question)]
+                    score = ranked_by(ranker, question) if by == "encoder" else None
+                    kept, pruned = prune_texts(texts, question, keep, lambda text: encode(text).size, score)
+                    there += has(evidence, "\n".join(kept))
+                    tokens += pruned.after
+                cells += [f"{tokens / len(questions):.0f}", f"{there}/{len(questions)}"]
+            took = (time.process_time() - began) / (len(QUESTIONS) + len(HELD_OUT))
+            print(f"| {by} | {keep} | {' | '.join(cells)} | {took:.3f} |", flush=True)
 
 
 def measure_many() -> None:

@@ -27,8 +27,8 @@ from edge.cli.terminal.show import table
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.drafters.assistant import ORDERING, layers_of, read_assistant
-from edge.model.mtp import ASSISTANT
 from edge.model.reader import read_spec
+from edge.model.structure.mtp import ASSISTANT
 from edge.model.tensors import find_network
 from edge.types import AnyArray
 

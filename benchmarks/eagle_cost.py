@@ -28,7 +28,7 @@ from edge.formats.blocks import nbytes
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.drafters.eagle import plain_file, read_eagle
-from edge.model.known import known_models, outline_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.types import AnyArray
 

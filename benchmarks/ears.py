@@ -10,6 +10,9 @@ greedily, in English, each window for itself, with equal threads, in processes o
 seconds of sound per second: of wall time, and of CPU time, which other work on the machine disturbs less. Words are
 compared with those that faster-whisper hears in float32; with --text FILE, with what was said, too. whisper.cpp's .bin
 files are made of the same weights.
+
+--warm: the time to the first text of a clip of 10 seconds instead, when the model has heard it before (median of 7),
+and the part of it that edge's encoder takes.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import Any
 import numpy as np
 
 RATE, PAUSE_S = 16_000, 1.0
+CLIP_S, WARM = 10.0, 8  # --warm: length of the clip; times that it is heard
 JUDGE = "faster-whisper float32"
 ENGINES = ("edge Q8_0", "faster-whisper int8", "whisper.cpp F16", "whisper.cpp Q8_0")
 BUILD = Path("build") / "ears-data"
@@ -43,21 +47,24 @@ def main() -> None:
     parser.add_argument("--sound", type=Path, nargs="*", help="WAV files (default: those of moonshine-voice)")
     parser.add_argument("--text", type=Path, help="what is said in them")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--warm", action="store_true", help="the first text of 10 seconds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="*", default=ENGINES)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(hear(*args.child, args.threads)))
+        print(json.dumps(hear(*args.child, args.threads, WARM if args.warm else 1)))
     else:
         compare(args)
 
 
 def compare(args: argparse.Namespace) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
-    sound = BUILD / f"speech-{args.minutes:g}.wav"
-    seconds, repeats = write_sound(sound, args.sound or list(shipped(args.peers)), 60 * args.minutes)
+    sound = BUILD / ("clip.wav" if args.warm else f"speech-{args.minutes:g}.wav")
+    seconds, repeats = write_sound(
+        sound, args.sound or list(shipped(args.peers)), CLIP_S if args.warm else 60 * args.minutes
+    )
     folder = peers_model(args.model)
     models = {"faster-whisper": folder, "edge": args.model} | {
         f"whisper.cpp {kind}": write_bin(folder, BUILD / f"{args.model}-{kind}.bin", kind) for kind in ("F16", "Q8_0")
@@ -68,15 +75,24 @@ def compare(args: argparse.Namespace) -> None:
         model = models.get(name) or models[name.split()[0]]
         python = sys.executable if name.startswith("edge") else args.peers
         command = [python, __file__, "--threads", str(args.threads), "--child", name, str(model), str(sound)]
+        command += ["--warm"] if args.warm else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{name} failed: {done.stderr[-2000:]}")
         runs[name].append(json.loads(done.stdout.splitlines()[-1]))
 
-    run(JUDGE)
+    if not args.warm:
+        run(JUDGE)
     for _ in range(args.rounds):
         for name in args.engines:
             run(name)
+    if args.warm:
+        print(f"{args.model}, the first text of {seconds:.1f} s, warm, {args.threads} threads, {args.rounds} rounds\n")
+        print("| | first text | of these, the encoder |\n|---|---|---|")
+        for name in args.engines:
+            first, encoder = (statistics.median(each[key] for each in runs[name]) for key in ("first", "encoder"))
+            print(f"| {name} | {first:.2f} s | {f'{encoder:.2f} s' if encoder else '-'} |")
+        return
     judge = words(runs[JUDGE][0]["text"])
     said = words(args.text.read_text(encoding="utf-8")) * repeats if args.text else []
     print(f"{args.model}, {seconds / 60:.1f} minutes of speech, {args.threads} threads, {args.rounds} rounds\n")
@@ -98,23 +114,23 @@ def compare(args: argparse.Namespace) -> None:
         print(f"\nedge: {statistics.median(joules):.1f} J per minute of sound ({runs['edge Q8_0'][0]['energy']})")
 
 
-def hear(engine: str, model: str, sound: str, threads: int) -> dict[str, Any]:
-    """Load a model, and hear the sound."""
+def hear(engine: str, model: str, sound: str, threads: int, times: int) -> dict[str, Any]:
+    """Load a model, and hear the sound so many times. first: the median of all but the first time."""
     listen = {"edge": edge, "faster-whisper": faster_whisper, "whisper.cpp": whisper_cpp}[engine.split()[0]]
     start, cpu = time.perf_counter(), time.process_time()
-    first, texts, more = 0.0, [], dict[str, Any]()
-    for part in listen(engine, model, sound, threads):
+    firsts, texts, more = list[float](), list[str](), dict[str, Any]()
+    for part in listen(engine, model, sound, threads, times):
         if isinstance(part, dict):
             more = part
-        elif part is None:  # loaded
-            start, cpu = time.perf_counter(), time.process_time()
+        elif part is None:  # it begins
+            start, cpu, texts = time.perf_counter(), time.process_time(), []
         else:
-            first = first or time.perf_counter() - start
+            firsts += [] if texts else [time.perf_counter() - start]
             texts.append(part)
     return {
-        "wall": time.perf_counter() - start, "cpu": time.process_time() - cpu, "first": first,
-        "text": " ".join(texts), "peak": peak(),
-        "joules_per_minute": None, "energy": "",
+        "wall": time.perf_counter() - start, "cpu": time.process_time() - cpu,
+        "first": statistics.median(firsts[1:] or firsts), "text": " ".join(texts), "peak": peak(),
+        "joules_per_minute": None, "energy": "", "encoder": 0.0,
     } | more  # fmt: skip
 
 
@@ -124,41 +140,55 @@ def peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def edge(_engine: str, model: str, sound: str, threads: int) -> Iterator[str | dict[str, Any] | None]:
+def edge(_engine: str, model: str, sound: str, threads: int, times: int) -> Iterator[str | dict[str, Any] | None]:
     import edge
 
     with edge.load(model, threads=threads) as session:
-        yield None
-        heard = session.transcribe(sound, language="en", temperature=0.0, vad=False, condition_on_previous_text=False)
-        for segment in heard:
-            yield segment.text
+        encode, spent = session.listener.encode, list[float]()
+
+        def timed(mel: Any) -> None:
+            began = time.perf_counter()
+            encode(mel)
+            spent.append(time.perf_counter() - began)
+
+        session.listener.encode = timed
+        for _ in range(times):
+            yield None
+            heard = session.transcribe(
+                sound, language="en", temperature=0.0, vad=False, condition_on_previous_text=False
+            )
+            for segment in heard:
+                yield segment.text
         energy = heard.report.energy if heard.report else None
-        if energy is not None and energy.joules:
-            yield {"joules_per_minute": 60 * energy.joules / _seconds(sound), "energy": energy.source}
+        joules = energy.joules if energy else 0.0
+        more = {"joules_per_minute": 60 * joules / _seconds(sound), "energy": energy.source} if joules else {}
+        yield more | {"encoder": statistics.median(spent[1:] or spent)}
 
 
-def faster_whisper(engine: str, model: str, sound: str, threads: int) -> Iterator[str | None]:
+def faster_whisper(engine: str, model: str, sound: str, threads: int, times: int) -> Iterator[str | None]:
     from faster_whisper import WhisperModel
 
     found = WhisperModel(model, device="cpu", compute_type=engine.split()[1], cpu_threads=threads)
-    yield None
-    segments, _ = found.transcribe(
-        samples(sound), language="en", beam_size=1, best_of=1, temperature=0.0, condition_on_previous_text=False,
-        vad_filter=False,
-    )  # fmt: skip
-    for segment in segments:
-        yield segment.text
+    for _ in range(times):
+        yield None
+        segments, _info = found.transcribe(
+            samples(sound), language="en", beam_size=1, best_of=1, temperature=0.0, condition_on_previous_text=False,
+            vad_filter=False,
+        )  # fmt: skip
+        for segment in segments:
+            yield segment.text
 
 
-def whisper_cpp(_engine: str, model: str, sound: str, threads: int) -> Iterator[str | None]:
+def whisper_cpp(_engine: str, model: str, sound: str, threads: int, times: int) -> Iterator[str | None]:
     from pywhispercpp.model import Model
 
     quiet = {"print_progress": False, "print_realtime": False, "redirect_whispercpp_logs_to": None}
     found = Model(model, n_threads=threads, **quiet)
-    yield None
     options = {"language": "en", "no_context": True, "temperature": 0.0, "temperature_inc": 0.0}
-    for segment in found.transcribe(samples(sound), **options):  # texts come together, at the end
-        yield segment.text
+    for _ in range(times):
+        yield None
+        for segment in found.transcribe(samples(sound), **options):  # texts come together, at the end
+            yield segment.text
 
 
 def shipped(python: str) -> Iterator[Path]:
@@ -208,7 +238,7 @@ def _seconds(path: str) -> float:
 
 def peers_model(name: str) -> Path:
     """CTranslate2's folder of a packaged model, with its parts joined."""
-    from edge.model.catalog import PACKAGED, installed_parts
+    from edge.model.names.catalog import PACKAGED, installed_parts
 
     folder, parts = BUILD / name, installed_parts(name)
     if len(parts) < len(PACKAGED[name].files):

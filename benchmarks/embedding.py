@@ -77,7 +77,7 @@ def compare(args: argparse.Namespace) -> None:
 
     from edge.cli.terminal.show import table
     from edge.converters.convert import Conversion, convert
-    from edge.converters.quantize import Settings
+    from edge.converters.gguf.quantize import Settings
 
     golden = np.load(GOLDEN)
     with TemporaryDirectory() as work, ExitStack() as stack:

@@ -136,7 +136,7 @@ def plan(towers: list[str], kind: str) -> None:
 def planned_model(name: str) -> Path:
     """A known model's header, with holes in place of weights and of its vocabulary."""
     from edge.formats.gguf_writer import fields_of, planned_as, write_outline
-    from edge.model.known import known_models, outline_model
+    from edge.model.names.known import known_models, outline_model
 
     target = BUILD / f"{name.replace(':', '-')}.gguf"
     file = outline_model(known_models()[name], "Q4_0", target)
@@ -228,7 +228,7 @@ def serve(model: str, mmproj: str, picture: str, rows: str, threads: int) -> Non
     from edge.devices.memory import memory_use
     from edge.formats.gguf import read_gguf
     from edge.model.towers import read_tower
-    from edge.run.sight import Encoder
+    from edge.run.senses.sight import Encoder
 
     pixels, tower = np.load(picture), read_tower(read_gguf(Path(mmproj)))
     layout = tower.layout(pixels.shape[1], pixels.shape[0])
@@ -246,7 +246,7 @@ def reference(mmproj: Path, picture: Path) -> Any:
     from edge.backends import engine_named
     from edge.formats.gguf import read_gguf
     from edge.model.towers import read_tower
-    from edge.run.sight import Encoder
+    from edge.run.senses.sight import Encoder
 
     pixels, tower = np.load(picture), read_tower(read_gguf(mmproj))
     layout = tower.layout(pixels.shape[1], pixels.shape[0])
@@ -330,7 +330,7 @@ def text_model(hidden: int) -> Path:
     """A text model that takes such rows: SmolLM2's tokens, and a layer of zeros."""
     from edge.formats.gguf import read_gguf
     from edge.formats.gguf_writer import Planned, fields_of, write_outline
-    from edge.model.catalog import find_model
+    from edge.model.names.catalog import find_model
 
     source, target = find_model("smollm2-135m"), BUILD / f"text-{hidden}.gguf"
     if hidden == 576:

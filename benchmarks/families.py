@@ -34,7 +34,7 @@ from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), *map(str, TESTS.glob("*/"))]
+sys.path += [str(TESTS), *map(str, TESTS.glob("**/"))]
 
 NAMES = (
     "llama-gqa-tied", "gemma3", "qwen3", "gemma4", "gemma4moe", "gpt-oss", "qwen35", "lfm2", "qwen3moe", "qwen35moe",
@@ -68,7 +68,7 @@ def of_tower(name: str, target: str) -> str:
     """The largest error of a value, over the largest value of the golden rows."""
     from edge.formats.gguf import read_gguf
     from edge.model.towers import read_tower
-    from edge.run.sight import Encoder
+    from edge.run.senses.sight import Encoder
 
     golden, (engine, _, provider) = TESTS / "golden" / "towers", target.partition("@")
     with np.load(golden / f"{name}.npz") as arrays:

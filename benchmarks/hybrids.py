@@ -1,14 +1,15 @@
 """Hybrids and mixtures in their real shapes, with random weights: the native engine beside llama.cpp, in turns.
 
     python benchmarks/hybrids.py [NAME[@LAYERS] …] [--rounds 5] [--mixture Q4_0,Q4_K_M] [--memory 1.3GiB]
+    python benchmarks/hybrids.py llama3.2:1b --llama-bench PATH    beside a fork's, such as ik_llama.cpp's
 
 NAME: of edge's table of current models whose layers the native engine runs; @LAYERS: with only its first ones. Without
 names: qwen3.5:0.8b, lfm2.5:1.2b, gemma4:e2b, and two mixtures of 2.3 and 2.7 GiB, all of which lie on the disk twice.
---mixture: Q4_0, Q4_K_M, Q6_K or Q8_0, as llama.cpp mixes their types. Prints medians
-(range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, the peak of the resident set of a fresh
-process that does both, KV rows and fixed state, and the machine. Both engines hold f16 rows. A random router likes all
-experts equally. --memory: edge's figures within this budget, too. --remove: each file behind its figures; one of
-gemma4:e2b takes 3.2 GiB, and edge's packed weights 1.3.
+--mixture: Q4_0, Q4_K_M, Q6_K or Q8_0, as llama.cpp mixes their types; others, such as IQ4_NL, by its own quantizer
+from a file in F16. Prints medians (range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, the
+peak of the resident set of a fresh process that does both, KV rows and fixed state, and the machine. Both engines hold
+f16 rows. A random router likes all experts equally. --memory: edge's figures within this budget, too. --remove: each
+file behind its figures; one of gemma4:e2b takes 3.2 GiB, and edge's packed weights 1.3.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llama_bench import LlamaBench
 from machine import files_folder, machine
 
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
+from edge.converters.gguf.ggml import quantize_with_llamacpp
 from edge.devices.host import usable_cores
 from edge.devices.memory import memory_use
 from edge.formats.blocks import block_size, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
-from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.mixtures import MIXTURES
+from edge.model.names.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.plan import make_plan
@@ -59,7 +63,9 @@ _BALANCED = np.array([byte | (0 if byte & 15 else 8) | (0 if byte >> 4 else 128)
 def make_file(name: str, mixture: str, kind: str = "random", drawn: Drawn | None = None) -> Path:
     """The model's file with random weights, written once. drawn: the bytes of a tensor, for files of another kind."""
     path = files_folder() / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-{kind}.gguf"
-    if not path.exists():
+    if not path.exists() and mixture not in MIXTURES:
+        quantize_with_llamacpp(make_file(name, "F16", kind, drawn), path, mixture)
+    elif not path.exists():
         partial = path.with_suffix(".partial")
         file, random = outline_model(first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
         with open(partial, "r+b") as out:
@@ -144,8 +150,9 @@ def timed(engine: Engine, count: int, steps: bool) -> float:
     return count / (time.perf_counter() - started)
 
 
-def compare(name: str, mixture: str, rounds: int, memory: str) -> None:
-    file: GGUFFile = read_gguf(make_file(name, mixture))
+def compare(name: str, mixture: str, rounds: int, memory: str, bench: LlamaBench | None) -> None:
+    path = make_file(name, mixture)
+    file: GGUFFile = read_gguf(path)
     spec = read_spec(file)
     config = EngineConfig(CAPACITY, 256, "f16", usable_cores())
     engines = {each: engine_named(each).load(file, spec, config) for each in ENGINES}
@@ -156,13 +163,16 @@ def compare(name: str, mixture: str, rounds: int, memory: str) -> None:
                 speed = timed(engine, count, test == "decode")
                 if number:  # the first round warms up
                     found.setdefault((test, each), []).append(speed)
+        if bench and number:
+            for test, counts in (("decode", (0, ANSWER)), (f"prefill {PROMPT}", (PROMPT, 0))):
+                found.setdefault((test, "llama-bench"), []).append(bench.run(path, *counts)[test.split()[0]])
     print(f"\n{name}, {mixture}, {spec.weight_bytes / 2**20:.0f} MiB of weights")
-    print("| | edge | llama.cpp | edge × |\n|---|---:|---:|---:|")
-    for test in ("decode", f"prefill {PROMPT}"):
-        ours, theirs = (found[test, each] for each in ENGINES)
+    print("| | edge | peer | edge × |\n|---|---:|---:|---:|")
+    for test, peer in product(("decode", f"prefill {PROMPT}"), (ENGINES[1], *(["llama-bench"] if bench else []))):
+        ours, theirs = found[test, "cpu"], found[test, peer]
         shown = [f"{statistics.median(x):.1f} ({min(x):.1f}–{max(x):.1f})" for x in (ours, theirs)]
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        print(f"| {test}, tok/s | {shown[0]} | {shown[1]} | {ratio:.2f} |")
+        print(f"| {test}, tok/s, {peer} | {shown[0]} | {shown[1]} | {ratio:.2f} |")
     kv = engines["cpu"].kv
     rows = f"KV rows {(kv.nbytes - kv.fixed) / CAPACITY / 1024:.1f} KiB a token, fixed state {kv.fixed / 2**20:.2f} MiB"
     for engine in engines.values():
@@ -205,6 +215,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--mixture", default="Q4_0")
     options.add_argument("--memory", default="")
+    options.add_argument("--llama-bench", type=Path, help="measure this llama-bench, too")
+    options.add_argument("--llama-args", default="-fa 1", help="more of its arguments")
     options.add_argument("--remove", action="store_true", help="remove each file behind its figures")
     options.add_argument("--alone", default="", help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -212,8 +224,10 @@ def main() -> None:
         print(json.dumps(measure(chosen.names[0], chosen.mixture, chosen.alone, chosen.memory)))
         return
     print(machine())
+    arguments = ("-t", str(usable_cores()), *chosen.llama_args.split())
+    bench = LlamaBench(chosen.llama_bench, arguments) if chosen.llama_bench else None
     for name, mixture in product(chosen.names, chosen.mixture.split(",")):
-        compare(name, mixture, chosen.rounds, chosen.memory)
+        compare(name, mixture, chosen.rounds, chosen.memory, bench)
         if chosen.remove:
             make_file(name, mixture).unlink()
 

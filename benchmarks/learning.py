@@ -14,7 +14,7 @@ from edge.cli.terminal.show import table
 from edge.lab.prediction.predict import Wanted, predict
 from edge.lab.profiling.kit.device import device_of
 from edge.lab.profiling.kit.result import Result, read_result
-from edge.model.catalog import find_local
+from edge.model.names.catalog import find_local
 from edge.run.starting.opening import open_model
 
 

@@ -27,7 +27,7 @@ from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 
 GENAI = "genai"
 CELLS, STEPS = 1024, 64

@@ -27,8 +27,8 @@ from edge.backends.base import Engine, EngineConfig
 from edge.cli.terminal.show import table
 from edge.converters.calibrate import calibration_tokens
 from edge.converters.convert import Conversion, convert
-from edge.converters.onnx_methods import METHODS
-from edge.converters.quantize import Settings
+from edge.converters.gguf.quantize import Settings
+from edge.converters.onnx.methods import METHODS
 from edge.devices.host import logical_cores
 from edge.lab.quality.windows import Windows, divergence
 

@@ -1,6 +1,6 @@
 """edge against its peers on this machine: llama.cpp and OpenVINO GenAI, on one GGUF file with as many threads.
 
-    python benchmarks/peers.py [--backend cpu] [--isa avx2] [--large] [--busy] [--json]
+    python benchmarks/peers.py [--backend cpu] [--isa avx2] [--small] [--busy] [--json]
     python benchmarks/peers.py --openvino-python DIR    a venv with `pip install openvino-genai`: its columns
     python benchmarks/peers.py --llama-bench PATH [--llama-args "-fa 1 -rtr 1"]    a build of llama.cpp or of a fork
     python benchmarks/peers.py --rows start,memory      only the rows whose names contain one of these words
@@ -18,8 +18,10 @@ parent waits until no worker uses CPU time. Columns:
   unit, which has loaded and warmed up before it counts.
 - edge / peer: ratio of the medians. In rows marked (−) less is better, so that a ratio below 1 is in edge's favour.
 
-Rows:
+Rows, of a 1B model first, then of the small one, which has more of them:
 
+- 1B: a Llama of random weights (hidden 2048, 16 layers, FFN 8192, 32 and 8 heads of 64: a 0.6 GB file).
+  --small leaves it out.
 - decode at 0-64, at 4096: 64 steps of one token and its argmax, into a cache that holds none or 4,096 rows before.
 - weights read: decode speed × the bytes of all tensors that one token needs, and in brackets its share of the memory
   bandwidth measured here with NumPy. Above 100 % means that caches helped.
@@ -32,7 +34,6 @@ Rows:
   that it saved after its first conversion.
 - all cores busy (--busy): decode beside one endless loop per core; in brackets the share of the speed without them,
   measured interleaved.
-- large (--large): a Llama of random weights (hidden 2048, 16 layers, FFN 8192, 32 and 8 heads of 64: a 0.6 GB file).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from turns import (
 
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 
 _BANDWIDTH = "GB/s"
 _DISTURBED = 0.05  # share of the machine that others may use during a unit
@@ -240,7 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--starts", type=int, default=7, help="fresh processes per engine for the start row")
     parser.add_argument("--rows", default="", help="only rows whose names contain one of these words, with commas")
-    parser.add_argument("--large", action="store_true", help="also a random 1.0-billion-weight Llama (0.6 GB file)")
+    parser.add_argument("--small", action="store_true", help="without the random 1B Llama (a 0.6 GB file)")
     parser.add_argument("--busy", action="store_true", help="also decode with every core occupied")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see whether everything runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
@@ -268,10 +269,11 @@ def main() -> None:
     about, bandwidth = machine(), memory_bandwidth(options.threads)
     source = find_model(options.model).absolute()
     model = pure_file(setting.cache, source)
-    rows = list(model_rows(setting, model, "", True, options.busy))
+    rows = list[Row]()
+    if not options.small:
+        rows += model_rows(setting, large_file(setting.cache, source, setting.sizes.large), "1B: ", False, False)
+    rows += model_rows(setting, model, "", True, options.busy)
     rows += fresh_rows(setting, model)
-    if options.large:
-        rows += model_rows(setting, large_file(setting.cache, source, setting.sizes.large), "large: ", False, False)
     bandwidth = max(bandwidth, memory_bandwidth(options.threads))  # at its best, as the engines are
     for row in rows:
         if row.unit == _BANDWIDTH:

@@ -22,7 +22,6 @@ import argparse
 import json
 import multiprocessing
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,18 +42,19 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import ReferenceEngine, read_weights
 from edge.cli.terminal.show import table
 from edge.converters.calibrate import OWN_TEXT, SEQUENCE, calibration_tokens, collect, column_importance
-from edge.converters.ggml import quantize_with_llamacpp
-from edge.converters.quantize import Method, Settings, mix_types, plan_types, quantize_gguf
+from edge.converters.gguf.ggml import quantize_with_llamacpp
+from edge.converters.gguf.quantize import Method, Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.ggml_rows import quantize_rows
 from edge.converters.quantizers.mixed import AROUND, types_of_gguf
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.likelihood import Compared, compare, divergences, summarize
 from edge.model.model import Model, open_model
+from edge.model.names.known import KnownModel, outline_model
+from edge.model.reader import read_spec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
-
-TESTS = Path(__file__).parents[1] / "tests"
 
 BODY = {"embedding": "F16", "output": "F16"}
 METHODS: dict[str, Settings] = {
@@ -218,16 +218,43 @@ def row(name: str, path: Path, compared: Compared) -> list[str]:
     ]  # fmt: skip
 
 
+GEMMA_4 = KnownModel(
+    "wide", "", "", 0, "", "gemma4", {
+        "block_count": 6, "embedding_length": 256, "feed_forward_length": [256] * 3 + [512] * 3, "context_length": 512,
+        "vocab_size": 272, "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 128,
+        "attention.value_length": 128, "attention.key_length_swa": 64, "attention.value_length_swa": 64,
+        "attention.sliding_window": 20, "attention.shared_kv_layers": 3,
+        "attention.sliding_window_pattern": [True, True, False] * 2, "embedding_length_per_layer_input": 64,
+        "rope.dimension_count": 128, "rope.dimension_count_swa": 64, "final_logit_softcapping": 5.0,
+    }, factors=("rope_freqs",),
+)  # fmt: skip
+
+
+def write_gemma4(path: Path) -> tuple[GGUFFile, ModelSpec]:
+    """At random, in F16: layers of several sizes, of which some read the rows of others."""
+    file = outline_model(GEMMA_4, "F16", path, loadable=True)
+    with path.open("r+b") as out:
+        for seed, info in enumerate(file.tensors.values()):
+            random, columns = np.random.default_rng(seed), info.shape[0]
+            if info.name == "rope_freqs.weight":
+                values = np.where(np.arange(columns) < columns // 4, 1, 1e30)
+            elif len(info.shape) == 1:
+                values = 1 + 0.2 * random.standard_normal(columns)
+            else:
+                values = 1.2 / np.sqrt(columns) * random.standard_normal((info.rows, columns))
+            out.seek(info.offset)
+            out.write(values.astype("<f4" if info.type == "F32" else "<f2").tobytes())
+    file = read_gguf(path)
+    return file, read_spec(file)
+
+
 def gemma_4() -> None:
     """KL of 1,024 predictions in NumPy; `mixed` is at most as large as the rows above it."""
-    sys.path += [str(TESTS), *map(str, TESTS.glob("*/"))]
-    from test_gemma4 import write_wide
-
     random, rows = np.random.default_rng(1), list[list[str]]()
     tokens, texts = random.integers(3, 272, 4096).astype(np.int32), random.integers(3, 272, (2, 512)).astype(np.int32)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.gguf"
-        file, spec = write_wide(Path(folder) / "model.gguf", "F16")
+        file, spec = write_gemma4(Path(folder) / "model.gguf")
 
         def logits_of(file: GGUFFile) -> FloatArray:
             config = EngineConfig(512, 512, "f32", 1, logits_rows=512)

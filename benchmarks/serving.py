@@ -1,14 +1,16 @@
 """Throughput and waiting of `edge serve` beside llama.cpp's server at 1, 2, 4 and 8 clients.
 
     make bench-serving
-    python benchmarks/serving.py smollm2-135m --llama-server /path/to/llama-server
+    python benchmarks/serving.py smollm2-135m --llama-server $(python benchmarks/peers/make_server.py)
 
 For each number of clients, with prompts that begin alike and with ones that do not: tokens per second of all clients
-together, the time to the first token (median, 95th percentile), and the peak memory of the server. The servers take
+together, the time to the first token (median, 95th percentile), the CPU time of a token with its share of the prompts,
+which other programs hardly change, and the peak memory of the server. The servers take
 turns, each freshly started. Answers are greedy and have one length, but for those that the model ends earlier with
 llama-cpp-python, which cannot ignore the end of a turn; tokens that came are counted.
 
-Beside edge runs llama.cpp's own server, if --llama-server names one (8 slots), and that of llama-cpp-python, which
+Beside edge runs llama.cpp's own server, if --llama-server names one (8 slots; make_server.py builds it of the installed
+llama-cpp-python's version), and that of llama-cpp-python, which
 answers one request at a time, without interrupting it for the next, and with its memory of one earlier prompt. `make
 bench-serving` installs it.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -30,7 +33,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from edge.cli.terminal.show import table
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 
 SHARED = "You are a careful assistant. " + " ".join(f"Rule {n}: cite section {n * 7 % 31}." for n in range(40))
 CLIENTS = "1,2,4,8"
@@ -44,6 +47,7 @@ class Served:
 
     speed: float  # tokens per second
     first: list[float]
+    cpu: float  # milliseconds of CPU time by token
     peak: int  # bytes
 
     @property
@@ -102,6 +106,7 @@ def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int, len
             first.append(waited)
             count += chunks
 
+    cpu = cpu_seconds(pid)
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
     started = time.perf_counter()
     for thread in threads:
@@ -114,7 +119,13 @@ def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int, len
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         if line.startswith("VmHWM:")
     )
-    return Served(count / seconds, sorted(first), peak)
+    return Served(count / seconds, sorted(first), 1e3 * (cpu_seconds(pid) - cpu) / count, peak)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of the process: user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def commands(model: str, path: Path, llama_server: str | None, port: int, threads: int) -> dict[str, list[str]]:
@@ -155,12 +166,22 @@ def main() -> None:
                     found = measure(pid, port, clients, shared=shared, rounds=options.rounds, length=options.length)
                 rows.append([
                     name, "shared" if shared else "own", str(clients), f"{found.speed:.0f}",
-                    f"{statistics.median(found.first):.3f}", f"{found.p95:.3f}", f"{found.peak >> 20}",
+                    f"{statistics.median(found.first):.3f}", f"{found.p95:.3f}", f"{found.cpu:.1f}",
+                    f"{found.peak >> 20}",
                 ])  # fmt: skip
                 print(*rows[-1], sep="  ", file=sys.stderr)
     if len({row[0] for row in rows}) == 1:
         print("no peer: make bench-serving installs one", file=sys.stderr)
-    head = ["server", "prefix", "clients", "tok/s in all", "first token p50, s", "p95, s", "peak, MiB"]
+    head = [
+        "server",
+        "prefix",
+        "clients",
+        "tok/s in all",
+        "first token p50, s",
+        "p95, s",
+        "CPU ms a token",
+        "peak, MiB",
+    ]
     print(table(head, rows))
 
 

@@ -124,7 +124,7 @@ class Client:
         at = self._random.randrange(1, len(good) - 1)
         body = self._random.choice([good[:at], b"[" * 5000, b'{"prompt": 3}', b"\xff" + good, b'{"prompt": []}'])
         status, found = self._post("/v1/completions", body)
-        assert status == 400, (status, found)
+        assert status in (400, 429), (status, found)  # 429: the bodies of others take the memory for requests
         return status
 
     def _oversized(self) -> int:
@@ -140,7 +140,7 @@ class Client:
 
     def _unknown(self) -> int:
         status, _ = self._post("/v1/completions", json.dumps(self._body(model="none")).encode())
-        assert status == 404
+        assert status in (404, 429)
         return status
 
 

@@ -28,7 +28,7 @@ from model_files import large_file
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.lab.prediction.work import streaming_cost
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 from edge.storage.cache import entries
 
 SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)

@@ -19,8 +19,8 @@ from twin import write_twin
 import edge
 from edge.cli.terminal.show import table
 from edge.converters.calibrate import OWN_TEXT, calibration_tokens
-from edge.converters.ggml import quantize_file
-from edge.converters.quantize import Settings, quantize_gguf
+from edge.converters.gguf.ggml import quantize_file
+from edge.converters.gguf.quantize import Settings, quantize_gguf
 from edge.formats.gguf import read_gguf
 from edge.lab.quality.perplexity import LOGITS_ROWS
 from edge.lab.quality.tasks import LONGEST, open_tasks

@@ -17,10 +17,10 @@ from pydoc_data.topics import topics
 
 from edge.cli.terminal.show import table
 from edge.formats.gguf import read_gguf
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 from edge.model.tokens.tokenizer import Tokenizer
 
-sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "apps")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "apps", "apps/text")]
 from runtime_tokens import CTokenizer
 
 TEXTS = {"manual": "\n".join(text for _, text in sorted(topics.items())), "one letter": "a" * 250_000}

@@ -22,7 +22,7 @@ from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from edge.cli.terminal.show import table
 from edge.devices.memory import memory_use
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 from edge.model.tokens.tokenizer import Tokenizer, TokenizerLike
 
 TEXT = "The quick brown fox jumps over the lazy dog, 1,234 times. " * 4000

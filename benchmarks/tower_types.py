@@ -19,12 +19,12 @@ import numpy as np
 from edge.backends import engine_named
 from edge.budget import format_bytes
 from edge.converters.convert import Conversion, convert
-from edge.converters.quantize import Settings
+from edge.converters.gguf.quantize import Settings
 from edge.formats.gguf import read_gguf
 from edge.lab.report.document import table
 from edge.media.picture import Image
 from edge.model.towers import read_tower
-from edge.run.sight import Encoder
+from edge.run.senses.sight import Encoder
 
 TYPES = ("Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q4_1", "Q4_K", "Q4_0", "IQ4_NL")
 

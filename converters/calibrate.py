@@ -18,13 +18,14 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.experts import activated, choose, expert_inputs, of_all, of_shared, shared_inner
 from edge.backends.reference.per_layer_input import make_inputs
 from edge.backends.reference.weights import read_rows, read_weights
+from edge.devices.regular import check_file
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention, Core, Experts
-from edge.model.layers import TABLE, Block
-from edge.model.mtp import mtp_tensors
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.layers import TABLE, Block
+from edge.model.structure.mtp import mtp_tensors
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokens.tokenizer import TokenizerLike
 from edge.types import FloatArray, IntArray, Progress
@@ -74,8 +75,7 @@ class Statistics:
 def check_texts(paths: Sequence[Path]) -> None:
     """Raise InputError for a text that cannot be read."""
     for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        check_file(path)
 
 
 def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:
@@ -134,7 +134,7 @@ def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
     """llama.cpp's importance matrix: mean x² of each column's input, float32 [columns], by the names of the file's
-    tensors; for experts, one expert's columns after another's. Layers that are not run (`edge/model/mtp.py`) have
+    tensors; for experts, one expert's columns after another's. Layers that are not run (`structure/mtp.py`) have
     columns of equal importance.
 
     Raises the errors of `collect`.

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters import onnx, repair
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, collect
 from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
 from edge.converters.evaluate import Evaluated, evaluate
-from edge.converters.factors import write_folded
+from edge.converters.gguf.factors import write_folded
+from edge.converters.gguf.merge import merge_gguf, plan_merge
+from edge.converters.gguf.plain import fields_as
+from edge.converters.gguf.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
+from edge.converters.gguf.quantize import Report as Quantized
 from edge.converters.hearing import plan_hearing, write_hearing
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
@@ -29,14 +32,12 @@ from edge.converters.huggingface.config import read_config
 from edge.converters.huggingface.ears import is_alone
 from edge.converters.huggingface.mmproj import mmproj_path, plan_mmproj, plan_rounded, round_mmproj, sees, write_mmproj
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
-from edge.converters.merge import merge_gguf, plan_merge
-from edge.converters.npu import NpuTarget, check_target, plan_form
-from edge.converters.onnx import planned_files, rounded_types, write_onnx
-from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
-from edge.converters.plain import fields_as
-from edge.converters.prune import Pruned, Pruning, check_pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
-from edge.converters.quantize import Report as Quantized
+from edge.converters.onnx import writer as onnx
+from edge.converters.onnx.methods import NEED_STATISTICS, find_method, planning_method
+from edge.converters.onnx.npu import NpuTarget, check_target, plan_form
+from edge.converters.onnx.writer import planned_files, rounded_types, write_onnx
+from edge.converters.pruning import repair
+from edge.converters.pruning.prune import Pruned, Pruning, check_pruning, perplexity_on, plan_pruning, prune_gguf
 from edge.converters.quantizers.mixed import AROUND, Mixture, types_of_gguf
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
@@ -49,9 +50,9 @@ from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, 
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
 from edge.model.adapters.lora import open_lora
 from edge.model.adapters.lora_file import LoraFile
-from edge.model.catalog import find_model, is_coreml_folder
 from edge.model.drafters.assistant import is_assistant, read_assistant
 from edge.model.model import make_tokenizer
+from edge.model.names.catalog import find_model, is_coreml_folder
 from edge.model.reader import read_spec
 from edge.model.tokens.tokenizer import TokenizerLike
 from edge.model.towers import is_mmproj
@@ -124,7 +125,7 @@ class Report:
     )  # around pruning, on held-out calibration text (measured)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
-    bits_per_weight: float = 0.0  # of what was quantized
+    bits_per_weight: float = 0.0  # of the quantized tensors
     evaluated: Evaluated | None = None  # the loss of quantizing
     unevaluated: str = ""  # why the loss is unknown
     rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
@@ -407,6 +408,9 @@ def _mixed(
 
 
 def _evaluate(source: GGUFFile, made: GGUFFile, report: Report, steps: Steps) -> None:
+    if read_spec(source).encoder:
+        report.unevaluated = "it is measured by what a model generates, and encoders generate nothing"
+        return
     with _timed(report, "evaluating", steps) as progress:
         try:
             report.evaluated = evaluate(source, made, progress)

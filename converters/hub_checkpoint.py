@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from edge.converters.gguf.plain import write_plain
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.config import read_config
 from edge.converters.huggingface.eagle import convert_eagle, is_eagle_folder
 from edge.converters.huggingface.reader import convert_folder
-from edge.converters.plain import write_plain
 from edge.devices.output import work_folder
 from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import PLAIN
@@ -17,8 +17,8 @@ from edge.formats.gguf import read_gguf
 from edge.hub.cache import pointer_of
 from edge.hub.download import Notice, OnBytes, download_each
 from edge.hub.repository import RemoteFile, Repository, look_up
-from edge.model.catalog import hub_reference
 from edge.model.model import open_model
+from edge.model.names.catalog import hub_reference
 from edge.storage import cache
 
 _CONFIG = "config.json"

@@ -98,8 +98,8 @@ def kind_name(midr: str, hybrid: str, mhz: int) -> str:
 
 def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
     """The kinds of cores that this process may run on, the fastest first; none where Linux does not say. root: of
-    /sys. Follows find_kinds in edge/lab/profiling/kit/cores.c: clocks count on ARM alone, since elsewhere they differ
-    between identical cores."""
+    /sys. Follows find_kinds in edge/lab/profiling/kit/program/cores.c: clocks count on ARM alone, since elsewhere they
+    differ between identical cores."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     allowed, devices = sorted(os.sched_getaffinity(0)), root / "sys/devices"

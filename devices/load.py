@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.host import granted_share, logical_cores
 from edge.devices.kernel import read_text, whole
+from edge.devices.keys import blake2b
 
 DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
 _PROBE_S = 0.2 if sys.platform == "win32" else 0.1  # several time slices of each program; Windows counts 16 ms at once
@@ -56,6 +55,8 @@ def share_of_others(before: Load | None, after: Load | None, own: float) -> floa
 def neighbours() -> float:
     """The threads of other programs, on average, that want this process's cores now, measured: threads that never
     sleep, one on each core, get cores / (cores + neighbours) of the time that cgroups grant. 0 if others use little."""
+    from concurrent.futures import ThreadPoolExecutor  # here: a plan counts what it has imported
+
     cores, share = logical_cores(), granted_share()
     with ThreadPoolExecutor(cores) as pool:
         granted = sum(pool.map(_granted, [_PROBE_S] * cores)) / cores / share
@@ -67,5 +68,5 @@ def _granted(seconds: float) -> float:
     work = bytes(1 << 22)  # hashed without Python's lock
     began, worked = time.perf_counter(), time.thread_time()
     while time.perf_counter() < began + seconds:
-        hashlib.sha256(work)
+        blake2b(work)
     return (time.thread_time() - worked) / (time.perf_counter() - began)

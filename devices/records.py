@@ -6,7 +6,6 @@ line.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -19,6 +18,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Annotated, Any
 
+from edge.devices.keys import key_of
 from edge.devices.output import new_file
 from edge.devices.platform import system_folder
 from edge.devices.private import make_private_folder, read_private
@@ -60,7 +60,7 @@ class Subject:
     @property
     def key(self) -> str:
         text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return key_of(text, 8)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
 
 from edge.errors import EdgeError, InputError
+
+
+def check_file(path: Path) -> None:
+    """Raise InputError unless the path that a user named is a file."""
+    if path.is_file():
+        return
+    if address := re.match(r"(https?):[/\\]+(.*)", str(path)):
+        raise InputError(f"{address[1]}://{address[2]}: addresses are not fetched: save it, and name the file")
+    raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
 
 
 def open_regular(path: Path) -> BufferedReader:

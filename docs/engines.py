@@ -26,9 +26,9 @@ from edge.model.cores import (
     SelectiveScan,
     ShortConvolution,
 )
-from edge.model.known import known_models, outline_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 PAGE = Path(__file__).with_name("engines.md")
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

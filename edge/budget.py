@@ -9,29 +9,41 @@ import math
 import re
 
 from edge.errors import InputError
+from edge.records import dataclass
 
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z°]*)\s*", re.ASCII)
 
+
+@dataclass(frozen=True)
+class Quantity:
+    """units: their factors, by names. what, example: for errors."""
+
+    what: str
+    example: str
+    units: dict[str, float]
+
+
 # Memory keeps to the two standards: KiB is 1024 bytes, kB is 1000. A bare K/M/G means KiB/MiB/GiB, as in Docker.
-_BYTES = {"": 1, "b": 1}
+_BYTES: dict[str, float] = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 _FEWEST_BARE = 1 << 16  # a smaller number without a unit is meant in MiB: no cache or process has so few bytes
 
-_JOULES = {"j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
-_WATTS = {"w": 1.0, "mw": 1e-3, "MW": 1e6}
-_CELSIUS = {"c": 1.0, "°c": 1.0}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+MEMORY = Quantity("memory", "256MiB", _BYTES)
+TIME = Quantity("time", "20s", {"s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0})
+ENERGY = Quantity("energy", "30J", {"j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9})
+POWER = Quantity("power", "3W", {"w": 1.0, "mw": 1e-3, "MW": 1e6})
+TEMPERATURE = Quantity("temperature", "70C", {"c": 1.0, "°c": 1.0})
 
 
-def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
-    """Parse an amount. Text needs a unit, unless `units` has none; a number is in the base unit."""
+def _parse(value: str | float, of: Quantity, what: str) -> float:
+    """Parse an amount. Text needs a unit, unless the quantity has one without a name; a number is in the base unit."""
     try:
         text = str(value)
     except ValueError:  # Python writes no integer of more than some thousand digits
         raise InputError(f"{what} is too large") from None
-    units = units if isinstance(value, str) else {**units, "": 1}
+    units, example = of.units if isinstance(value, str) else {**of.units, "": 1}, of.example
     match = _QUANTITY.fullmatch(text)
     unit = None if match is None else units.get(match[2], units.get(match[2].lower()))  # MJ are no mJ
     if match is not None and not match[2] and unit is None:
@@ -46,13 +58,13 @@ def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: s
     return amount
 
 
-def parse_bytes(value: str | int, what: str = "memory") -> int:
+def parse_bytes(value: str | int, what: str = MEMORY.what) -> int:
     """Parse `"256MiB"`, `"1.5GiB"`, `"300MB"`, `"512M"` or a number of bytes.
 
     Raises InputError if it is not a positive amount of memory, or a number too small to be meant as bytes without a
     unit.
     """
-    count = int(_parse(value, _BYTES, what, "256MiB"))
+    count = int(_parse(value, MEMORY, what))
     if 0 < count < _FEWEST_BARE and not str(value).rstrip()[-1].isalpha():
         raise InputError(f"{what} {count} is a number of bytes: did you mean {count}MiB?")
     if count == 0:
@@ -60,24 +72,24 @@ def parse_bytes(value: str | int, what: str = "memory") -> int:
     return count
 
 
-def parse_seconds(value: str | float, what: str = "time") -> float:
+def parse_seconds(value: str | float, what: str = TIME.what) -> float:
     """Parse `"20s"`, `"1.5m"`, `"2h"`, `"500ms"` or a number of seconds. Raises InputError."""
-    return _parse(value, _SECONDS, what, "20s")
+    return _parse(value, TIME, what)
 
 
-def parse_joules(value: str | float, what: str = "energy") -> float:
+def parse_joules(value: str | float, what: str = ENERGY.what) -> float:
     """Parse `"30J"`, `"500mJ"`, `"0.1Wh"` or a number of joules. Raises InputError."""
-    return _parse(value, _JOULES, what, "30J")
+    return _parse(value, ENERGY, what)
 
 
-def parse_watts(value: str | float, what: str = "power") -> float:
+def parse_watts(value: str | float, what: str = POWER.what) -> float:
     """Parse `"3W"`, `"800mW"` or a number of watts. Raises InputError."""
-    return _parse(value, _WATTS, what, "3W")
+    return _parse(value, POWER, what)
 
 
-def parse_celsius(value: str | float, what: str = "temperature") -> float:
+def parse_celsius(value: str | float, what: str = TEMPERATURE.what) -> float:
     """Parse `"70C"` or a number of degrees Celsius. Raises InputError."""
-    return _parse(value, _CELSIUS, what, "70C")
+    return _parse(value, TEMPERATURE, what)
 
 
 def format_bytes(count: float) -> str:

@@ -20,7 +20,8 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 """Groups of options in the help of commands, in their order."""
 
 KEYWORDS.update({
-    "--at": "contexts", "--beams": "beams", "--device": "device", "--dimensions": "dimensions",
+    "--at": "contexts", "--beam-size": "beam_size", "--beams": "beams", "--best-of": "best_of", "--device": "device",
+    "--dimensions": "dimensions",
     "--audio": "sounds", "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
     "--instruction": "instruction", "--language": "language", "--length-penalty": "length_penalty",
     "--limit": "limit", "--max-tokens": "max_tokens",
@@ -28,7 +29,7 @@ KEYWORDS.update({
     "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
     "--quant": "quant", "--rate": "rate", "--raw": "raw=True", "--stop": "stop", "--system": "system",
     "--think": "think", "--timestamps": "timestamps", "--tokens": "max_tokens", "--truncate": "truncate=True",
-    "--vote": "vote",
+    "--vad": "vad", "--vote": "vote",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 
@@ -56,6 +57,10 @@ class Flag:
     def name(self) -> str:
         """The long name: `--max-tokens`."""
         return next(name for name in self.names if name.startswith("--"))
+
+    @property
+    def range(self) -> str:
+        return f"from {self.low} to {self.high}" if math.isfinite(self.high) else f"{self.low} or more"
 
     @property
     def variable(self) -> str | None:

@@ -139,7 +139,8 @@ class Options:
     prefix: Path | None = option(
         None, "--prefix", group=PROMPT, typed=str, parse=partial(_parse_path, "--prefix"),
         metavar="FILE|DIR",
-        help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning.",
+        help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning, "
+        "or the file that edge convert makes of it.",
     )  # fmt: skip
 
     mmproj: Path | None = option(

@@ -23,8 +23,8 @@ from edge.hub.header import read_header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, matches, runnable, usual, with_joined
 from edge.hub.repository import RemoteFile, Repository, look_up
-from edge.model.catalog import find_local, hub_reference
-from edge.model.known import known_models
+from edge.model.names.catalog import find_local, hub_reference
+from edge.model.names.known import known_models
 from edge.model.reader import read_spec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
@@ -172,7 +172,7 @@ def ensure(
 ) -> Path:
     """The file or folder of MODEL, downloaded if it is on the Hub and not here.
 
-    Raises as `pull`, and as `edge.model.catalog.find_model`.
+    Raises as `pull`, and as `edge.model.names.catalog.find_model`.
     """
     if found := find_local(model):
         return found

@@ -114,8 +114,7 @@ class SamplingParams:
                 continue
             is_number, is_whole = isinstance(value, Real), isinstance(value, Integral)
             if not is_number or not flag.low <= value <= flag.high:  # NaN is never within bounds
-                wanted = f"from {flag.low} to {flag.high}" if math.isfinite(flag.high) else f"{flag.low} or more"
-                raise InputError(f"{flag.name} must be {wanted}, not {value!r:.40}")
+                raise InputError(f"{flag.name} must be {flag.range}, not {value!r:.40}")
             if name in WHOLE and not is_whole:
                 raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
 

@@ -88,7 +88,7 @@ def _spent() -> tuple[float, int]:
 def by_folder(files: dict[str, list[float]]) -> dict[str, tuple[float, int]]:
     folders: dict[str, tuple[float, int]] = {}
     for file, (seconds, compilations) in files.items():
-        folder = Path(file).parent.name
+        folder = (parts := Path(file).parts)[1 if len(parts) > 2 else 0]  # tests/apps/text/… counts for apps
         known = folders.get(folder, (0.0, 0))
         folders[folder] = (known[0] + seconds, known[1] + int(compilations))
     return folders

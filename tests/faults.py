@@ -81,7 +81,7 @@ class Fault:
 
 @cache
 def _confinement() -> list[str]:
-    """What to put before a command, so that it can damage nothing else."""
+    """The words before a command that keep it from damaging anything else."""
     prefix = ["unshare", "--mount", "sh", "-c", _CONFINED, "sh", str(ROOT), tempfile.gettempdir()]
     if shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
         return prefix

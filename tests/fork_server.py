@@ -46,7 +46,7 @@ import edge.backends.tvm.cpu.linker, edge.backends.tvm.cpu.generator, edge.backe
 __import__("quick_code").shorten()
 """
 TRIAL = """
-import edge.backends.llamacpp.trial_child, edge.backends.llamacpp.tokenizer_child, edge.converters.ggml_child
+import edge.backends.llamacpp.trial_child, edge.backends.llamacpp.tokenizer_child, edge.converters.gguf.ggml_child
 """
 COMMAND = """
 import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan
@@ -60,12 +60,12 @@ objects.share_objects()
 # What commands import that do more than run a model. It takes memory, which plans count.
 LABORATORY = f"""
 {COMMAND}
-import gguf, pydantic
-import edge.apps.bundle, edge.apps.site, edge.converters.convert, edge.converters.evaluate, edge.converters.npu
-import edge.converters.huggingface.reader, edge.converters.repair, edge.hub.repository, edge.lab.inspection
+import gguf
+import edge.apps.bundle, edge.apps.site, edge.converters.convert, edge.converters.evaluate, edge.converters.onnx.npu
+import edge.converters.huggingface.reader, edge.converters.pruning.repair, edge.hub.repository, edge.lab.inspection
 import edge.lab.inventory, edge.lab.prediction.predict, edge.lab.profiling.bench, edge.lab.profiling.collect
 import edge.lab.profiling.kit.make, edge.lab.profiling.kit.remote, edge.lab.quality.matrix, edge.lab.report.profile
-import edge.lab.report.search, edge.lab.searching.command, edge.model.known
+import edge.lab.report.search, edge.lab.searching.command, edge.model.names.known
 for each in ("llama_cpp", "tvm_ffi"):
     try:
         __import__(each)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ import pytest
 from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
-from edge.backends.tvm.gpu.hosts import all_adapters
+from edge.backends.tvm.gpu.hosts import Adapter, all_adapters, host_named
 from edge.model.adapters.lora import Lora
 from edge.model.model import Model, open_model
 from edge.storage import cache
@@ -31,6 +31,8 @@ GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
 SOME_GPU = os.environ.get("EDGE_TEST_GPU", "wgpu:0")  # what most tests of the gpu engine run on, as EDGE_GPU names it
 GPU_HOST = SOME_GPU.partition(":")[0]
+Engines = Callable[[Engine], Engine]
+"""The fixture `engines`, which closes what is passed through it after the test."""
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
 
 # Starts the program given as arguments and prints its exit status and its peak resident set in KiB. It stands
@@ -111,6 +113,13 @@ def on_gpu(place: str) -> Iterator[None]:
 def find_adapters() -> list[str]:
     """Places of all GPUs. Vulkan's software driver finds none once QNN's emulator is loaded, so ask before."""
     return [adapter.place for adapter in all_adapters()]
+
+
+def first_adapter(host: str) -> Adapter:
+    """Skips the test where the driver has none."""
+    if not (found := host_named(host).adapters()):
+        pytest.skip(f"no adapter through {host}")
+    return found[0]
 
 
 def bring_back(kv: KVCache, state: KVState) -> None:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 QUICK = "EDGE_TEST_QUICK_CODE"
 _SMALL = 256  # values of a token's state: golden models have fewer, real ones more
-_VARIABLES = (8, 14)  # ELF's types of sections: variables that begin as zeros, and functions that a loader would call
+# ELF's types of sections: variables that begin as zeros, and functions that a loader would call.
+_VARIABLES, _SYMBOLS, _RELOCATIONS = (8, 14), 2, 4
+_EXCLUDED = 1 << 31  # among a section's flags: linkers leave it out
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 def shorten() -> None:
@@ -35,7 +38,8 @@ def shorten() -> None:
         design = read(text)
         if design.shape.hidden > _SMALL or design.target.machine == "wasm32":
             return design
-        level = int(design.exported)  # what apps link must define nothing else, which takes the least optimizations
+        is_elf = "linux" in design.target.llvm["mtriple"] and not design.target.is_text
+        level = int(design.exported and not is_elf)  # in apps, where only an optimizer removes what TVM declares
         return replace(design, target=replace(design.target, llvm={**design.target.llvm, "opt-level": level}))
 
     def compile_code(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
@@ -48,10 +52,23 @@ def shorten() -> None:
 
 
 def _without_variables(object_file: bytes) -> bytes:
-    """TVM declares some that no code uses; an optimizer removes them, and our linker refuses them."""
+    """TVM declares some that no code uses; an optimizer removes them, and linkers of apps and ours refuse them."""
     found = bytearray(object_file)
     (start,), (size, count) = struct.unpack_from("<Q", found, 0x28), struct.unpack_from("<HH", found, 0x3A)
-    for at in range(start, start + size * count, size):
-        if struct.unpack_from("<I", found, at + 4)[0] in _VARIABLES:
+    headers = {at: _SECTION.unpack_from(found, at) for at in range(start, start + size * count, size)}
+    emptied = {number for number, each in enumerate(headers.values()) if each[1] in _VARIABLES}
+    for number, (at, (_, kind, flags, _, offset, length, _, about, _, entry)) in enumerate(headers.items()):
+        if number in emptied or (kind == _RELOCATIONS and about in emptied):
             struct.pack_into("<Q", found, at + 0x20, 0)
+            struct.pack_into("<Q", found, at + 8, flags | _EXCLUDED)
+        elif kind == _SYMBOLS:  # instead of those that nothing uses any more, one that is used twice
+            places = range(offset + about * entry, offset + length, entry)  # of symbols that are not local
+            outside = [found[each : each + entry] for each in places if not _section_of(found, each)]
+            for each in places if outside else ():
+                if _section_of(found, each) in emptied:
+                    found[each : each + entry] = outside[0]
     return bytes(found)
+
+
+def _section_of(found: bytearray, symbol: int) -> int:
+    return int(struct.unpack_from("<H", found, symbol + 6)[0])

@@ -30,6 +30,7 @@ from fork_server import fork_servers
 from hypothesis import HealthCheck, settings
 from objects import OBJECTS, share_objects
 from quick_code import QUICK
+from shared import FOLDER  # noqa: F401  (which workers inherit)
 
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking

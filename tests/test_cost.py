@@ -8,7 +8,9 @@ from cost import above, allowed
 
 
 def test_every_folder_has_an_allowance() -> None:
-    folders = {path.parent.name for path in Path(__file__).parent.rglob("test_*.py")}
+    here = Path(__file__).parent
+    paths = (path.relative_to(here.parent).parts for path in here.rglob("test_*.py"))
+    folders = {parts[1] if len(parts) > 2 else parts[0] for parts in paths}
     assert folders == allowed()[0].keys()
 
 

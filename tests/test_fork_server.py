@@ -6,7 +6,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import cost
 import fork_server
 import pytest
 
@@ -29,13 +28,3 @@ def test_threads_that_begin_at_once_share_a_server(monkeypatch: pytest.MonkeyPat
 
 def _lines() -> list[list[str]]:
     return [line.split() for line in fork_server.FORKS.read_text().splitlines()] if fork_server.FORKS.exists() else []
-
-
-def test_folders_above_their_allowance_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"tests/kv/test_a.py": [2.5, 0], "tests/kv/test_b.py": [3.0, 2], "tests/gpu/test_c.py": [9.0, 4]}
-    folders = cost.by_folder(files)
-    assert folders == {"kv": (5.5, 2), "gpu": (9.0, 4)}
-    monkeypatch.setattr(cost, "allowed", lambda: ({"kv": 5, "gpu": 9}, 5))
-    seconds, compilations = cost.above(folders)
-    assert seconds.startswith("tests/kv took 6 s of CPU, its allowance is 5 s")
-    assert compilations.startswith("6 compilations, 5 are allowed")

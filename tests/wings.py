@@ -26,7 +26,7 @@ _ALL_EXHAUSTIVE = "\npytestmark = pytest.mark.exhaustive\n"  # of a file that `m
 NOT_FOR_EVERYONE = re.compile("|".join((
     "root may ", "only root ", "no IPv6", "this CPU runs none of ", "one CPU", "has GPU support", "the resident set",
     "llama.cpp cannot leave a gap", "no cgroup may be ", "it takes tokens only", "left for the next share",
-    "no swift on the path", "no Maven",
+    "no swift on the path", "no Maven", "built without libmtmd",
 )))  # fmt: skip
 MUST = (
     os.environ.get("CI") == "true"

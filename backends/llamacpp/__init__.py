@@ -13,7 +13,7 @@ from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.llamacpp.engine import LlamaCppEngine
@@ -59,6 +59,11 @@ class LlamaCpp(Backend):
         step_s=50e-6,
     )
     PACKAGES = ("llama-cpp-python",)
+
+    def sees(self, spec: ModelSpec, *, whole: bool, provider: str | None = None) -> str | None:
+        """llama.cpp hides later tokens in all layers or in none."""
+        some = whole and spec.network and not all(core.spans for core in spec.network.attention if core)
+        return "runs no pictures that see all of themselves in some layers only" if some else None
 
     def check_installed(self) -> None:
         if not is_installed():

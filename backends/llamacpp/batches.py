@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from edge.backends.llamacpp.kv import SEQUENCE
-from edge.model.given import GivenRows
-from edge.model.places import Places
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
 _COMPONENTS = 4  # of positions of given rows: time, height, width, and one that is 0
-_SEVERAL = (8, 40)  # LLAMA_ROPE_TYPE_MROPE and IMROPE, whose positions have so many
+_SEVERAL = (8, 40)  # LLAMA_ROPE_TYPE_MROPE and IMROPE, whose positions have all four
 
 
 @dataclass(frozen=True)

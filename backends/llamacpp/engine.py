@@ -26,9 +26,9 @@ from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 

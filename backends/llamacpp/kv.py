@@ -18,7 +18,7 @@ from edge.backends.llamacpp.scores import Scores
 from edge.backends.llamacpp.trial import shifts_wrongly
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 _STATE_HEADER = 8  # bytes before any saved sequence

@@ -24,8 +24,8 @@ from edge.backends.llamacpp.library import LOG, library, version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, at_full_size
-from edge.model.prompt import joined
-from edge.model.text import well_formed
+from edge.model.parts.prompt import joined
+from edge.model.parts.text import well_formed
 from edge.model.tokens.tokenizer import MARK, cut_blocks, read_suppressed
 from edge.storage import cache
 from edge.types import IntArray

@@ -21,7 +21,7 @@ from edge.backends.llamacpp.library import version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile, at_full_size
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.storage import cache
 
 ROWS, CHUNKS = (256, 4096, 65536), (1, 16, 512)  # of the contexts that are tried

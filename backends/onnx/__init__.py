@@ -10,7 +10,7 @@ from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 KV_DTYPES = ("f32", "f16", "int8", "int4")
 
@@ -56,9 +56,12 @@ class Onnx(Backend):
 
         return supports(core)
 
-    def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
-        """ONNX Runtime's attention is causal."""
-        return "runs no pictures that see all of themselves" if whole else None
+    def sees(self, spec: ModelSpec, *, whole: bool, provider: str | None = None) -> str | None:
+        """Graphs have masks for such pictures: static ones, and those of networks that say so."""
+        from edge.backends.onnx.providers import is_static
+
+        masked = is_static(provider) or (spec.network is not None and spec.network.whole_pictures)
+        return None if masked or not whole else "runs no pictures that see all of themselves"
 
     def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
         from edge.backends.onnx.npu.form import find_sizes

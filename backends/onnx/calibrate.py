@@ -20,7 +20,7 @@ from edge.backends.onnx.rows import LARGEST
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import RowShape
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tokens.tokenizer import Tokenizer
 from edge.storage import cache
 from edge.types import FloatArray, IntArray

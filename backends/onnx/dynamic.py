@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx.graph.attention import observed_width
+from edge.backends.onnx.graph.attention.attention import observed_width
 from edge.backends.onnx.graph.context import table_names
 from edge.backends.onnx.graph.state import state_shapes
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows, known
@@ -21,10 +21,10 @@ from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind
 from edge.model.architectures.angles import temperatures
-from edge.model.given import GivenRows
-from edge.model.layers import Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -50,7 +50,8 @@ class DynamicPasses:
         self._ring_last, self._ring_rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         most = MOST_OBSERVED if self._shows else 0
-        self._cores = {layer: core for layer, core in enumerate(network.attention) if core}
+        self._cores = {layer: core for layer, core in enumerate(network.attention) if core and not core.across}
+        self.across: dict[str, FloatArray] = {}  # keys and values of an encoder's states
         self._qkv = {at: np.zeros((most, observed_width(core)), np.float32) for at, core in self._cores.items()}
         self._state = np.zeros_like(kv.state.values) if kv.state else None  # after a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
@@ -83,10 +84,21 @@ class DynamicPasses:
             self._ring_rows[()], self._ring_last[0] = kv.ring.length + count, kv.ring.length + count - 1
         if self._windows.layers:
             self._hidden = self._windows.added(kv.window_positions(count), count, self._float_type)
+        if self._network.whole_pictures:
+            self._hidden = self._all_masks(self._hidden if self._windows.layers else {}, count, places)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         if kv.state and self._state is not None:
             kv.state.values[:] = self._state
+
+    def _all_masks(self, windows: dict[int, FloatArray], count: int, places: Places | None) -> dict[int, FloatArray]:
+        """Masks of all layers, windows among them, by which tokens see others up to the ends of their spans."""
+        whole = np.zeros((1, 1, count, self._kv.length + count), self._float_type)
+        sees = self._counting[:count] if places is None else places.sees
+        later = self._counting[:count] > sees[:, None]
+        for mask in [whole, *{id(each): each for each in windows.values()}.values()]:
+            mask[..., -count:][..., later] = -np.inf
+        return {layer: windows.get(layer, whole) for layer in self._cores}
 
     def queries(self, count: int) -> Mapping[int, FloatArray]:
         return {layer: qkv[:count, : self._cores[layer].queries] for layer, qkv in self._qkv.items()}
@@ -108,6 +120,8 @@ class DynamicPasses:
             bind(binding, name, array)
         for layer, hidden in self._hidden.items():
             bind(binding, f"window.{layer}", hidden)
+        for name, rows in self.across.items():
+            bind(binding, name, rows)
         return binding
 
     def _make_binding(self, count: int, wanted: int, shown: int) -> Any:
@@ -131,7 +145,7 @@ class DynamicPasses:
             bind(binding, "observed", self._which, shape=(shown,))
         places = {layer: (store, own) for store in self._kv.stores for own, layer in enumerate(store.layers)}
         for layer, core in self._cores.items():
-            source = layer if core.rows_of is None else core.rows_of
+            source = core.source(layer)
             store, own = places[source]
             for index, name in ((0, "key"), (-1, "value")):  # the same memory, if values are a part of keys
                 stored = store.array[index, own]

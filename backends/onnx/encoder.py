@@ -18,9 +18,9 @@ from edge.backends.onnx.session import open_session
 from edge.backends.rope import find_rotation
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
 
@@ -28,7 +28,7 @@ _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 
 
 class OnnxEncoder:
-    """The method of HiddenEngine by which `edge.run.sight` encodes.
+    """The method of HiddenEngine by which `edge.run.senses.sight` encodes.
 
     On an NPU, a graph has a fixed number of tokens: it is compiled when the first text of that length comes.
     """
@@ -83,6 +83,9 @@ class OnnxEncoder:
                 graph, self._files.folder, self._provider, self.config.threads, entries=entries
             )
         return self._sessions[count]
+
+    def rest(self) -> None:
+        """See CrossEngine."""
 
     def close(self) -> None:
         self._closed = True

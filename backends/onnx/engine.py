@@ -5,16 +5,18 @@ from __future__ import annotations
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_positions, check_tokens, check_whole, divide
+from edge.backends.checks import check_positions, check_tokens, check_whole, divide, has_spans
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, load_scales, scale_bytes
 from edge.backends.onnx.dynamic import DynamicPasses
+from edge.backends.onnx.graph.attention.crossing import cross_names, make_crossing_graph
 from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_OBSERVED
@@ -23,16 +25,16 @@ from edge.backends.onnx.npu.contexts import open_parts
 from edge.backends.onnx.npu.form import chip_of, find_form
 from edge.backends.onnx.npu.passes import StaticPasses
 from edge.backends.onnx.observer import Observer
-from edge.backends.onnx.providers import find_provider, warn_emulated
+from edge.backends.onnx.providers import explained, find_provider, warn_emulated
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import open_session
 from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
 
@@ -69,7 +71,7 @@ class OnnxEngine:
         state = FixedState(network.fixed_values) if any(network.fixed_values) else None
         self._kv = HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
         self._windows = Windows(network.windows, spec.heads, store.row.heads)
-        self._observed = 0
+        self._observed, self._crossing = 0, cast(Any, None)
         self._observer: Observer | None = None
         if config.observes:
             self._observer = Observer(network, self._kv, self._windows, MOST_OBSERVED, self._sinks(files))
@@ -92,6 +94,10 @@ class OnnxEngine:
         tokens = None if known else calibration_tokens(file, spec.vocab)
         graph = find_graph(file, spec, files, dtype, config.observes)
         self._passes.open(open_session(graph, files.folder, provider, config.threads))
+        if network.crossings:
+            graph = make_crossing_graph(files.layout, spec, files.data)
+            self._crossing = open_session(graph, files.folder, provider, config.threads)
+            self.rest()
         if tokens is not None:
             find_scales(self, files.key, tokens)
         if quantized:
@@ -123,14 +129,14 @@ class OnnxEngine:
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         tokens = self._announced(tokens, given, places)
-        for part, shown in self._pieces(tokens.size, self.config.chunk):
+        for part, shown in self._pieces(tokens.size, self.config.chunk, places):
             self._run(tokens[part], 1, shown, given, places and places.part(part))
         return np.asarray(self._passes.logits[0])
 
     def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         tokens = self._announced(tokens, given, places)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
-        for part, shown in self._pieces(tokens.size, min(self._passes.most_logits, self.config.chunk)):
+        for part, shown in self._pieces(tokens.size, min(self._passes.most_logits, self.config.chunk), places):
             count = part.stop - part.start
             self._run(tokens[part], count, shown, given, places and places.part(part))
             logits[part] = self._passes.logits[:count]
@@ -142,12 +148,44 @@ class OnnxEngine:
         if places is None:
             self._kv.announce(tokens.size)
         else:
-            divide("onnx", self._kv, self._network, tokens.size, tokens.size, places, whole=False)
+            if self._observed and has_spans(places):
+                raise UnsupportedError(
+                    "the onnx engine observes no pictures that see all of themselves: use a KV policy without attention"
+                )
+            masked = isinstance(self._passes, StaticPasses) or self._network.whole_pictures
+            divide("onnx", self._kv, self._network, tokens.size, tokens.size, places, whole=masked)
         return tokens
+
+    def set_crossed(self, states: FloatArray) -> None:
+        """See CrossEngine."""
+        if self._kv.closed:
+            raise EngineError("the engine is closed")
+        if len(states) > max(1, self.config.crossed):
+            raise EngineError(f"{len(states)} states to read across, and there is room for {self.config.crossed}")
+        self._across.clear()  # the rows before make room
+        names = [name for layer in self._network.crossings for name in cross_names(layer)]
+        with explained("ONNX Runtime failed"):
+            found = self._crossing.run(names, {"states": np.ascontiguousarray(states, np.float32)[None]})
+        self._across.update(zip(names, found, strict=True))
+
+    def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """See CrossEngine."""
+        keys, values = (self._across[name][0] for name in cross_names(layer))
+        return keys, values
+
+    def rest(self) -> None:
+        """See CrossEngine. One state of zeros remains, so that there is something to attend to."""
+        self.set_crossed(np.zeros((1, self.spec.hidden), np.float32))
+
+    @property
+    def _across(self) -> dict[str, FloatArray]:
+        assert isinstance(self._passes, DynamicPasses)
+        return self._passes.across
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._passes.close()
+        self._crossing = None
         self._mapped.close()
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         for store in self._kv.stores:
@@ -160,8 +198,12 @@ class OnnxEngine:
         self._run(tokens, 1, tokens.size)
         return self._passes.shown(tokens.size)
 
-    def _pieces(self, count: int, step: int) -> Iterator[tuple[slice, int]]:
-        """Parts of `count` tokens that run at once, with the bounded number of observed tokens at the end of each."""
+    def _pieces(self, count: int, step: int, places: Places | None = None) -> Iterator[tuple[slice, int]]:
+        """Parts of `count` tokens that run at once, with the bounded number of observed tokens at the end of each. None
+        is observed where there are spans, which are not divided."""
+        if places is not None and has_spans(places):
+            yield from ((part, 0) for part in places.passes(min(self._passes.most, step)))
+            return
         # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
         alike = self._kv.alike or self._kv.ring or not self._windows.layers
         step = min(step, self._passes.most if alike else MOST_OBSERVED)

@@ -18,7 +18,7 @@ from edge.backends.onnx.graph.layout import Layout, Method, make_layout
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.storage.fingerprint import fingerprint
 

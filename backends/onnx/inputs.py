@@ -13,9 +13,9 @@ import numpy as np
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.context import heads_of_ropes
 from edge.backends.onnx.kv import OnnxStore
-from edge.model.layers import Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 ANGLES_AHEAD = 64  # decode steps whose angles are computed at once

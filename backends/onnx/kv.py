@@ -14,7 +14,7 @@ from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_row
 from edge.backends.row_lists import RowLists
 from edge.devices.memory import release_pages
 from edge.model.cores import RowShape
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.types import AnyArray, FloatArray, IntArray
 
 

@@ -15,7 +15,7 @@ from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import FORM_TYPES
 from edge.model.cores import SelectiveScan
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 
 MOST_OBSERVED = 32  # queries whose attention is computed at once
@@ -44,7 +44,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
     row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
     heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, config.kv_dtype) * len(kinds.ringed) * ring_rows
-    fixed += state
+    fixed += state + float_bytes * config.crossed * sum(network.cross_values)
     queries = max((core.queries for core in network.attention if core), default=0)
     qkv = queries + max(row.values, ringed.values)
     at_once = min(config.chunk, MOST_AT_ONCE)
@@ -63,6 +63,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     windowed = sum(map(bool, find_network(spec).windows))
     by_heads = windowed * spec.heads * MOST_OBSERVED if config.per_head and not kinds.ringed else 0
     numbers += 3 * max(at_once, by_heads) * (ring_rows or rows) if windowed else 0
+    numbers += 3 * at_once * rows if network.whole_pictures else 0
     per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES
     by_head = rows * per_row if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0

@@ -13,7 +13,7 @@ from edge.backends.onnx.graph.weights import write_weights
 from edge.formats import blocks
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import WEIGHTS
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.storage import cache
@@ -63,6 +63,6 @@ def find_graph(file: GGUFFile, spec: ModelSpec, files: ModelFiles, kv_dtype: str
 def _key(file: GGUFFile, found: Fingerprint) -> str:
     """A hash of the model and of the converting code."""
     digest = hashlib.sha256(repr((list(file.tensors.values()), found.sha256)).encode())
-    for source in (*sorted(_GRAPH.glob("*.py")), Path(blocks.__file__)):
+    for source in (*sorted(_GRAPH.rglob("*.py")), Path(blocks.__file__)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]

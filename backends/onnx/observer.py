@@ -13,7 +13,7 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.types import FloatArray
 
 
@@ -26,7 +26,7 @@ class Observer:
         self._kv, self._windows, self._most = kv, windows, most
         self._sinks = sinks  # of layers that have them, [heads]
         attention = [(layer, core) for layer, core in enumerate(network.attention) if core]
-        sources = {layer: layer if core.rows_of is None else core.rows_of for layer, core in attention}
+        sources = {layer: core.source(layer) for layer, core in attention}
         # Layers that read rows which policies choose, and the places of these in the store.
         self._read = {layer: kv.layers.index(source) for layer, source in sources.items() if source in kv.layers}
         self._cores = {layer: core for layer, core in attention if layer in self._read}

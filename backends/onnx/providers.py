@@ -20,7 +20,7 @@ from typing import Any
 
 from edge.devices.profiles.profile import Npu
 from edge.errors import EngineError, InputError, MissingExtraError
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 _log = logging.getLogger("edge")

@@ -14,7 +14,7 @@ LARGEST = {"int8": 127, "int4": 7}  # quantized value
 
 
 def row_values(values: int, dtype: str) -> int:
-    """Stored elements of so many values of a row."""
+    """Stored elements of a row's `values` values."""
     return values // 2 if dtype == "int4" else values
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.backends.onnx.providers import Provider, explained
 from edge.errors import EngineError
-from edge.model.text import utf8_path
+from edge.model.parts.text import utf8_path
 from edge.types import AnyArray
 
 

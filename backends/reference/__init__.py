@@ -17,7 +17,7 @@ from edge.backends.reference.kv import ReferenceKV
 from edge.backends.reference.weights import read_weights
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import adapted_values
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 
 __all__ = ["ENGINE", "ReferenceEngine", "ReferenceKV", "read_weights"]

@@ -23,8 +23,8 @@ from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention
 from edge.model.drafters.assistant import plain_file, token_order
-from edge.model.layers import Assists, Block
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Assists, Block
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -156,9 +156,10 @@ def step_bytes(spec: ModelSpec) -> float:
 
 
 def around_bytes(spec: ModelSpec) -> int:
-    """Bytes of an assistant without its layers."""
+    """Bytes of an assistant without its layers, or of the look-up of embeddings for an EAGLE-3 head."""
     assists = find_network(spec).assists
-    assert assists is not None
+    if assists is None:
+        return DEQUANTIZE_BYTES
     matrices = spec.hidden * (3 * assists.hidden + assists.centroids)
     at_once = spec.vocab * _head_share(spec) if assists.centroids else _HEAD_ROWS
     scratch = 3 * int(at_once) * spec.hidden

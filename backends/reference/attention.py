@@ -18,6 +18,8 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     mixed = (weights @ values[:, None]).reshape(core.heads, len(x), -1)
     if core.latent:
         mixed = mixed @ per_head(engine, core, at, "attn_v_b").swapaxes(-1, -2)
+        if core.latent.gated:
+            mixed = mixed * sigmoid(engine.project(x, at, "attn_gate")).T[..., None]
     out = mixed.swapaxes(0, 1).reshape(len(x), -1)
     return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
 
@@ -35,7 +37,7 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     if core.rows_of is None and not core.shared_values:
         made = made[..., : core.row.value] if core.latent else heads_of(engine, core, at, x, "attn_v")
         kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
-    source = at.layer if core.rows_of is None else core.rows_of
+    source = core.source(at.layer)
     keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
 
     # Each KV head serves a group of query heads: [KV heads, group, n, rows].
@@ -46,7 +48,8 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     queries = queries.reshape(core.kv_heads, core.heads // core.kv_heads, len(x), core.head_dim)
     scores = soft_cap(queries @ keys[:, None].swapaxes(-1, -2), core.score_cap)
     rows = np.arange(at.rows.stop)[None, :]
-    hidden = (rows > at.sees[:, None]) | (rows < np.reshape(at.begins, (-1, 1)))
+    sees = at.sees if core.spans else np.arange(at.rows.start, at.rows.stop)
+    hidden = (rows > sees[:, None]) | (rows < np.reshape(at.begins, (-1, 1)))
     if core.window and not core.causal:
         hidden |= np.abs(rows - np.arange(at.rows.start, at.rows.stop)[:, None]) > core.window // 2
     elif core.window:

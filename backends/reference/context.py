@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from edge.backends.reference.kv import ReferenceKV
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 

@@ -11,8 +11,8 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.weights import UNWARNED, read_rows, read_weight
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import FloatArray, IntArray
 

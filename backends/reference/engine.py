@@ -10,18 +10,18 @@ from edge.backends.base import Capabilities, EngineConfig
 from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
 from edge.backends.reference.attention import attention, heads_of
 from edge.backends.reference.context import At
-from edge.backends.reference.delta_net import delta_net
 from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
 from edge.backends.reference.features import features
 from edge.backends.reference.functions import rms, soft_cap
-from edge.backends.reference.kimi_delta import kimi_delta
 from edge.backends.reference.kv import ReferenceKV, SharedRows
-from edge.backends.reference.mamba import mamba
 from edge.backends.reference.next_token import next_token
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
-from edge.backends.reference.selective_scan import selective_scan
-from edge.backends.reference.short_convolution import short_convolution
+from edge.backends.reference.recurrent.delta_net import delta_net
+from edge.backends.reference.recurrent.kimi_delta import kimi_delta
+from edge.backends.reference.recurrent.mamba import mamba
+from edge.backends.reference.recurrent.selective_scan import selective_scan
+from edge.backends.reference.recurrent.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
@@ -39,10 +39,10 @@ from edge.model.cores import (
     SelectiveScan,
     ShortConvolution,
 )
-from edge.model.given import GivenRows
-from edge.model.layers import Block
-from edge.model.places import Places
-from edge.model.spec import ModelSpec, check_generates
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Block
+from edge.model.structure.spec import ModelSpec, check_generates
 from edge.model.tensors import Source, find_network
 from edge.types import FloatArray, IntArray
 
@@ -115,6 +115,10 @@ class ReferenceEngine:
     def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
         """See CrossEngine."""
         return self.across[layer]
+
+    def rest(self) -> None:
+        """See CrossEngine."""
+        self.across.clear()
 
     @UNWARNED
     def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:

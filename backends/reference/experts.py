@@ -74,9 +74,20 @@ def choose(engine: Context, core: Experts, at: At, x: FloatArray) -> tuple[IntAr
     scores = values if core.router == "sigmoid" else logits
     if core.choice_bias:
         scores = scores + engine.weights[at.name("exp_probs_b.bias")]
+    if core.groups > 1:
+        scores = _of_groups(core, scores)
     chosen = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : core.used], axis=1).astype(np.int32)
     shares = np.take_along_axis(values, chosen, axis=1)
     total = shares if core.normed else values
     of_one = core.normed or core.router == "softmax"
     shares = shares * (np.float32(core.scale) / (total.sum(axis=1, keepdims=True) if of_one else np.float32(1)))
     return chosen, shares * engine.weights[at.name("ffn_down_exps.scale")][chosen] if core.own_norms else shares
+
+
+def _of_groups(core: Experts, scores: FloatArray) -> FloatArray:
+    """The scores of a token's groups; -inf in the others."""
+    apart = scores.reshape(len(scores), core.groups, -1)
+    best = np.sort(apart, axis=-1)[..., -2:].sum(axis=-1)
+    order = np.argsort(-best, axis=1, kind="stable")[:, : core.groups_used, None]
+    used = (order == np.arange(core.groups)).any(axis=1)
+    return np.where(used[..., None], apart, np.float32(-np.inf)).reshape(scores.shape)

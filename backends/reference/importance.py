@@ -21,9 +21,9 @@ from edge.backends.reference.weights import UNWARNED, read_rows, read_weights
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention
-from edge.model.layers import TABLE
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.layers import TABLE
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -75,7 +75,7 @@ def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
     embedded = x.copy()
     for layer, blocks in enumerate(network.layers):
         most, core = None, network.attention[layer]
-        source = layer if core is None or core.rows_of is None else core.rows_of
+        source = core.source(layer) if core else layer
         inputs = make_inputs(engine, network, weights.places, embedded, slice(layer, layer + 1))[:, 0]
         for start in range(0, twice.size, _AT_ONCE):
             rows = slice(start, min(start + _AT_ONCE, twice.size))

@@ -15,8 +15,8 @@ from edge.backends.row_lists import without_gaps
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import RowShape
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.types import FloatArray, IntArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from edge.backends.importance import RowImportance, importance_bytes
 from edge.backends.reference.importance import check_importance, fit, fitting_bytes
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.storage import cache
 from edge.storage.fingerprint import fingerprint
@@ -37,6 +38,13 @@ def find(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> RowImportance:
         expected=importance_bytes(find_network(spec)),
     )  # fmt: skip
     return _load(path, spec)
+
+
+def find_for(file: GGUFFile, spec: ModelSpec, encode: Callable[[str], IntArray]) -> RowImportance:
+    """As `find`, fitted to the calibration text. encode: makes its tokens, where they are needed."""
+    from edge.backends.calibration_text import TEXT  # here: few sessions fit
+
+    return stored(file, spec) or find(file, spec, encode(TEXT))
 
 
 def making_bytes(file: GGUFFile, spec: ModelSpec) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import gelu
 from edge.model.cores import PerLayerInput
-from edge.model.layers import TABLE, Network
+from edge.model.structure.layers import TABLE, Network
 from edge.types import FloatArray, IntArray
 
 

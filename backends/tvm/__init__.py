@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core, Experts
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.tvm.cpu.memory import PassMemory
@@ -46,6 +47,7 @@ class CPU(Backend):
         appends=True,
         hidden=True,
         encodes=True,
+        rests=sys.platform == "linux",
         rounds=True,
         sequences=True,
         verifies=True,

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.backends.base import AssistingLayers, EngineConfig, LoadProgress
+from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
@@ -22,21 +23,27 @@ from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.streaming import make_streams, streaming_need
 from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, TwoStages
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv.householder import find_means
 from edge.backends.tvm.kv.memory import ArenaSize
-from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.kv.row_formats import FORMATS, centres_keys
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
 from edge.backends.tvm.memory import pointer
+from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.passes import Passes
 from edge.backends.tvm.sequence import NativeSequence, run_batch
 from edge.backends.tvm.sources import source_hash
+from edge.devices.keys import key_of
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.assistant import AssistantLayers
 
 _COMPILING = "compiling for this CPU (first run only)"
 
@@ -69,13 +76,17 @@ class NativeEngine:
             name += f" {config.reads}"
         key = state_key(name, file, spec, config.kv_dtype)
         memory, shape, network = passes.memory, layout.shape, layout.network
+        self.centred = centred = any(core and centres_keys(core, config.kv_dtype) for core in network.attention)
+        alone = all(core.rows_of is None for core in network.attention if core)
+        assert alone or not centred, "layers that read other layers' rows would reflect queries by means"
 
         def make_arena(size: ArenaSize) -> Arena[HostRows]:
             def move_rows(stored: Iterable[AnyArray], pairs: AnyArray) -> None:
                 name = "move_ring" if size.prefix else "move"
                 Call(image, name, (*map(pointer, stored), pointer(pairs), len(pairs)))()
 
-            rows = HostRows(size, passes.arrays, config.kv_dtype, self.normals[:, : size.row.key], move_rows)
+            own = self.normals[:, : size.row.key]
+            rows = HostRows(size, passes.arrays, config.kv_dtype, own, move_rows, centred=centred)
             return Arena(shape, rows, passes.arrays, size.prefix)
 
         arenas = [make_arena(each) for each in memory.kv.arenas]  # of rows; of rings, if they differ
@@ -88,6 +99,7 @@ class NativeEngine:
             state = FixedState(network.fixed_values, values, apply, most) if values.size else None
             regions = memory.kv.regions(number)
             kv = make_kv(arenas[0], memory.kv.kinds, *regions, rope, key, config, state, arenas[-1])
+            kv.balances = passes.balances
             return NativeSequence(number, passes, config, kv)
 
         self.arenas = arenas
@@ -98,13 +110,16 @@ class NativeEngine:
         self.observe, self.choose_rows = first.observe, first.choose_rows
         self.forward, self.forward_all, self.forward_top = first.forward, first.forward_all, first.forward_top
         self.hidden, self.verify, self.verify_top = first.hidden, first.verify, first.verify_top
-        self.set_crossed, self.crossed = passes.set_crossed, passes.crossed
+        self.set_crossed, self.crossed, self.rest = passes.set_crossed, passes.crossed, passes.rest
         self.states, self.layer_states, self.give = passes.normed_states, passes.layer_states, passes.give
         self.times = passes.arrays["times"]
-        if FORMATS[config.kv_dtype].transformed and self.kv.store.row.key:
+        if centred:
+            self._find_means(first.kv.rope)
+            self.kv.settings += f":{key_of(self.normals.tobytes(), 16)}"  # rows cannot be read without their means
+        elif FORMATS[config.kv_dtype].transformed and self.kv.store.row.key:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
-            for sequence in self._sequences:
-                sequence.settings = sequence.kv.settings = self.kv.settings
+        for sequence in self._sequences:
+            sequence.settings = sequence.kv.settings = self.kv.settings
 
     def sequence(self, number: int) -> NativeSequence:
         """See BatchedEngine. Raises InputError for a number that it was not loaded for."""
@@ -112,10 +127,23 @@ class NativeEngine:
             raise InputError(f"the engine was loaded for {len(self._sequences)} sequences: there is no {number}")
         return self._sequences[number]
 
+    def _find_means(self, rope: CacheRope) -> None:
+        """Set the part of keys that rows lack: that of their biases, at all positions."""
+        layout, floats = self.passes.layout, self.passes.weights.view(np.float32)
+        for layer, core in enumerate(layout.network.attention):
+            if core and centres_keys(core, self.kv.store.rows.dtype):
+                place = layout.places[f"blk.{layer}.attn_k.bias"]
+                head, first = core.row.padded(LANES).key, layer * layout.shape.kv_heads
+                biases = floats[place.quants // 4 :][: core.kv_heads * head].reshape(core.kv_heads, 1, head)
+                own = self.normals[first : first + core.kv_heads, :head]
+                rotation = rope.rotation.of([layer])
+                biases = rotation.rotate(biases, 0, np.zeros(1, np.int32))  # YaRN lengthens them
+                own[:] = find_means([biases], rotation)
+
     @property
     def normals(self) -> FloatArray:
-        """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
-        for KV dtypes without. Heads smaller than the largest use the first values."""
+        """Normals of the keys' Householder reflections (kv/householder.py), or what rows lack of keys with biases,
+        float32 [heads of all layers, head]; else zeros. Heads smaller than the largest use the first values."""
         return self.passes.normals
 
     @property
@@ -129,12 +157,6 @@ class NativeEngine:
         return self.passes.experts.counts if self.passes.experts else None
 
     @property
-    def expert_trace(self) -> AnyArray:
-        """The experts that the last single-token passes chose, int16 [tokens, layers with experts, choices]; empty
-        unless `experts` are counted."""
-        return self.passes.experts.trace if self.passes.experts else np.zeros((0, 0, 0), np.int16)
-
-    @property
     def team(self) -> list[int]:
         """Passes that 1, 2, … of the engine's threads have run."""
         return self.passes.workers.passes if self.passes.workers else []
@@ -146,7 +168,7 @@ class NativeEngine:
             for sequence in self._sequences:
                 sequence.set_lora(given)
 
-    def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistingLayers:
+    def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistantLayers:
         """See SharingEngine."""
         from edge.backends.tvm.assistant import AssistantLayers  # here: few models have one
 

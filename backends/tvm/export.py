@@ -31,7 +31,7 @@ from edge.backends.tvm.tuning.space import allowed, compiled_values
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.storage.versions import own_versions
 
 OBJECT, IMAGE, WEIGHTS, DESIGN = FILES = ("run.o", "run.img", "weights.bin", "design.json")

@@ -29,17 +29,18 @@ from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.two_stages import TwoStages
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv.balance import find_balances
 from edge.backends.tvm.kv.memory import RING
 from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.memory import aligned_zeros, pointer, release
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.packing.weights import PackedWeights
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
-from edge.model.given import GivenRows
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Passes:
             from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
 
             reads = reads_size(layout)
-        numbers = fill_table(placed, memory, streams, reads)
+        self.balances = find_balances(file, layout, config.kv_dtype)
+        numbers = fill_table(placed, memory, streams, reads, self.balances)
         self.table = arrays["table"] = aligned_zeros(len(numbers), "int64")
         self.table[:] = numbers
         at = Table.of(shape).slot("pages")
@@ -283,6 +285,15 @@ class Passes:
             self.states[: len(part)] = part
             workers.run(kind=Job.CROSS, count=len(part), position=at, wanted=0)
         self.table[self._cross_rows] = len(states)
+
+    def rest(self) -> None:
+        """See CrossEngine."""
+        normals = self.normals.copy()  # of keys, among the floats
+        across = [self.arrays[name] for name in CROSS if name in self.arrays]
+        for array in (self.weights, self.floats, self.integers, *across):
+            release(array)
+        if normals.any():
+            self.normals[:] = normals
 
     def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
         """See CrossEngine."""

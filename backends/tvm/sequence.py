@@ -19,9 +19,9 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.passes import Angles, Passes
 from edge.errors import UnsupportedError
 from edge.model.adapters.lora import Lora
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import check_generates
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import check_generates
 from edge.types import FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]

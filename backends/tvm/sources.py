@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
+
+from edge.devices.keys import Hasher
 
 _ROOT = Path(__file__).parent
 
@@ -20,9 +21,9 @@ PASS = (
 @lru_cache
 def source_hash(*names: str) -> str:
     """The hash of these files and folders, whose names are relative to the engine's folder."""
-    digest = hashlib.sha256()
+    digest = Hasher()
     for name in names:
         path = _ROOT / name
         for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(each.name.encode() + b"\0" + each.read_bytes())
-    return digest.hexdigest()
+    return digest.key()

@@ -118,11 +118,17 @@ TARGETS = (
         pair_rows=96,
     ),
     _AVX512,
-    Target("avxvnni", _x86("x86-64-v3", "+avxvnni"), frozenset({"avx_vnni", "avx2", "fma", "f16c"}), score_rows=6),
+    Target(
+        "avxvnni",
+        _x86("x86-64-v3", "+avxvnni"),
+        frozenset({"avx_vnni", "avx2", "fma", "f16c"}),
+        score_rows=6,
+        byte_rows=96,
+    ),
     Target("avx2", _x86("x86-64-v3"), frozenset({"avx2", "fma", "f16c"}), score_rows=6),
     Target("generic", _x86("x86-64")),
     # 32 registers of 128 bits: 16 lanes of float32 or of words are four of them.
-    Target("i8mm", _arm("+i8mm", "+dotprod"), frozenset({"i8mm", "asimddp"})),
+    Target("i8mm", _arm("+i8mm", "+bf16", "+dotprod"), frozenset({"i8mm", "bf16", "asimddp"}), pair_rows=96),
     Target("dotprod", _arm("+dotprod"), frozenset({"asimddp"})),
     Target("neon", _arm(), gemm_tokens=2),
     # A module for web pages has one of them.

@@ -42,7 +42,8 @@ class App:
         self._session.rewind()
         began = time.perf_counter()
         self._session.append(Role.IDS, prompt.tolist())
-        self._session.next()
+        while self._session.next().token is None:  # rows of the prompt that are done
+            pass
         asked = time.perf_counter()
         left = count
         while left:

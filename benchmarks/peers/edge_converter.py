@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from edge.converters.gguf.plain import write_plain
 from edge.converters.huggingface.reader import convert_folder
-from edge.converters.onnx import write_onnx
-from edge.converters.plain import write_plain
+from edge.converters.onnx.writer import write_onnx
 from edge.formats.gguf import read_gguf
 from edge.model.reader import read_spec
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edge.converters.ggml import quantize_with_llamacpp
+from edge.converters.gguf.ggml import quantize_with_llamacpp
 
 
 def main(kind: str, folder: Path, target: Path, python: str, sources: Path) -> None:

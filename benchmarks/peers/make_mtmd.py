@@ -31,10 +31,7 @@ def make_mtmd(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     source = fetch(folder, release)
     done.mkdir(exist_ok=True)
-    spec = find_spec("llama_cpp")
-    assert spec is not None
-    assert spec.origin is not None
-    installed = Path(spec.origin).parent / "lib"
+    installed = package() / "lib"
     tool = source / "tools" / "mtmd"
     units = [*tool.glob("models/*.cpp"), *(tool / f"{each}.cpp" for each in UNITS)]
     units += [each for name in VENDORED for each in sorted((source / "vendor" / name).rglob("*.c*"))]
@@ -51,6 +48,14 @@ VENDORED = ("hash", "miniaudio", "stb")
 UNITS = ("mtmd", "mtmd-audio", "mtmd-image", "mtmd-helper", "mtmd-helper-gen", "clip")
 
 
+def package() -> Path:
+    """The installed package's folder."""
+    spec = find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 def fetch(folder: Path, release: str) -> Path:
     """llama.cpp's source in the package of this release."""
     name = f"llama_cpp_python-{release}"
@@ -65,15 +70,15 @@ def fetch(folder: Path, release: str) -> Path:
     return source
 
 
-def compile_unit(source: Path, unit: Path, folder: Path) -> Path:
+def compile_unit(source: Path, unit: Path, folder: Path, *more: str) -> Path:
     target = folder / f"{unit.parent.name}-{unit.stem}.o"
     if target.exists():
         return target
-    as_c = unit.suffix == ".c" and "hash" not in unit.parts  # whose files are C++ all the same
+    as_c = unit.suffix == ".c" and unit.stem != "sha1"  # which is C++ all the same
     language = ["-x", "c"] if as_c else ["-x", "c++", "-std=c++17"]
     flags = ["-O2", "-fPIC", "-w", "-DLLAMA_SHARED", "-DGGML_SHARED", *(f"-I{source / each}" for each in INCLUDES)]
     part = target.with_suffix(".part")
-    run(*language, *flags, "-c", str(unit), "-o", str(part))
+    run(*language, *flags, *more, "-c", str(unit), "-o", str(part))
     part.rename(target)
     return target
 

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import types
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.static import residual_factor
 from edge.converters.coreml.weights import Constant, Constants
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 
 _LEAST_DIVISOR = 1e-2  # of a norm: the squares of smaller values are far below epsilon · 10^4
 _DATA_TYPES = {(4, False): types.int4, (4, True): types.uint4, (8, False): types.int8, (8, True): types.uint8}

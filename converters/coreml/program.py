@@ -30,8 +30,8 @@ from edge.converters.coreml.dense import dense
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants
 from edge.model.cores import Attention, Dense
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 CHUNK, STEP = "chunk", "step"  # names of the functions
 CORES: dict[type, Callable[..., Value]] = {Attention: attention, Dense: dense}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.backends.onnx.npu.form import CHUNK, ROWS
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.plan.checks import check_static_sizes
 
 

@@ -24,8 +24,8 @@ from edge.backends.onnx.graph.static import HIDDEN, residual_factor
 from edge.converters.coreml import supports
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, to_float16
-from edge.converters.onnx import write_metadata
-from edge.converters.tokenizer_file import write_tokenizer
+from edge.converters.onnx.tokenizer_file import write_tokenizer
+from edge.converters.onnx.writer import write_metadata
 from edge.devices.logs import only_from
 from edge.devices.output import check_folder, new_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
@@ -33,8 +33,8 @@ from edge.formats.blocks import BLOCK
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import METADATA
 from edge.model.architectures.angles import find_angles
-from edge.model.catalog import COREML_MANIFEST, is_coreml_folder
-from edge.model.spec import ModelSpec
+from edge.model.names.catalog import COREML_MANIFEST, is_coreml_folder
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.tokens.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file

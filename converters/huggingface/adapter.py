@@ -29,7 +29,7 @@ from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
 from edge.model.adapters.lora import DORA, LORA, MAX_RANK, open_lora
 from edge.model.adapters.lora_file import LoraFile
-from edge.model.adapters.prefix import SOFT_PROMPTS
+from edge.model.adapters.prefix import SOFT_PROMPTS, write_prefix
 from edge.model.model import Model
 from edge.types import AnyArray, FloatArray
 
@@ -54,11 +54,15 @@ def is_adapter_folder(path: Path) -> bool:
 
 
 def convert_adapter(folder: Path, base: Model, target: Path) -> None:
-    """Write the adapter as GGUF, atomically, and check it against its base model in GGUF.
+    """Write the adapter as GGUF, atomically, and check it against its base model in GGUF; a soft prompt as safetensors,
+    which --prefix reads.
 
     Raises InputError if it belongs to another model, ModelFormatError for damaged files, UnsupportedError for adapters
     that GGUF cannot express.
     """
+    if read_object(folder / CONFIG).get("peft_type") in SOFT_PROMPTS:
+        write_prefix(folder, target, base.spec)
+        return
     settings = _read_settings(folder)
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{folder} has no {WEIGHTS}")
@@ -93,8 +97,6 @@ class _Settings:
 
 def _read_settings(folder: Path) -> _Settings:
     config = Config(folder / CONFIG, read_object(folder / CONFIG))
-    if config.get("peft_type") in SOFT_PROMPTS:
-        raise InputError(f"{folder} is a soft prompt of PEFT, which needs no conversion: --prefix reads this folder")
     config.must_be("peft_type", "LORA")
     for key, allowed in _PLAIN.items():
         config.must_be(key, *allowed)

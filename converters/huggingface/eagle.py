@@ -12,6 +12,7 @@ from reprlib import repr as brief
 
 import numpy as np
 
+from edge.converters.gguf.plain import write_plain
 from edge.converters.huggingface.architectures import is_head
 from edge.converters.huggingface.architectures.common import INTERLEAVED, LLAMA_NAMES, Architecture
 from edge.converters.huggingface.architectures.llama import llama_rope
@@ -20,7 +21,6 @@ from edge.converters.huggingface.checkpoint import read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
 from edge.converters.huggingface.reader import read_header
-from edge.converters.plain import write_plain
 from edge.devices.output import new_file, work_folder
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import FLOATS
@@ -30,7 +30,7 @@ from edge.formats.safetensors import Stored
 from edge.model.architectures.eagle3 import LAYERS
 from edge.model.drafters.eagle import EMBEDDING, FEATURE_NORM, TOKENS, check_eagle, read_eagle, tokens_of
 from edge.model.model import Model
-from edge.model.mtp import EAGLE
+from edge.model.structure.mtp import EAGLE
 from edge.types import AnyArray
 
 _LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from edge.converters.gguf.plain import fields_as, rounded
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.conformer import conformer_data, conformer_fields, has_conformer, plan_conformer
 from edge.converters.huggingface.ears import hears, plan_ears, read_back, type_of_ears, write_ears
 from edge.converters.huggingface.layout import to_float32
-from edge.converters.plain import fields_as, rounded
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, block_size

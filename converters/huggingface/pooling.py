@@ -17,8 +17,8 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import read_list, read_object
 from edge.model.architectures.common import POOLING
-from edge.model.layers import DENSE
 from edge.model.model import DEFAULT_PROMPT, PROMPTS
+from edge.model.structure.layers import DENSE
 
 _MODULES, _PROMPTS = "modules.json", "config_sentence_transformers.json"
 _POOLING_MODES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}

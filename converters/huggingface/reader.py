@@ -28,7 +28,6 @@ from edge.converters.huggingface.pooling import dense_layers, pooling_fields, pr
 from edge.converters.huggingface.quantized.find import find_quantized
 from edge.converters.huggingface.quantized.floats import Factor, Fp4, Mxfp4
 from edge.converters.huggingface.quantized.matrix import Quantized
-from edge.converters.huggingface.sees import TOWERS
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
@@ -39,28 +38,22 @@ from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
 from edge.model.cores import Tensor
 from edge.model.drafters.assistant import is_assistant, read_assistant
-from edge.model.layers import is_behind
 from edge.model.layout import network_of, stored_tensors
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
+from edge.model.structure.layers import is_behind
 from edge.types import AnyArray
 
 _ROOTS = (
-    "",
-    "model.",
-    "transformer.",
-    "language_model.model.",
-    "model.language_model.",
-    "model.text_model.",
-    "text_model.",
-    "backbone.",
-    "bert.",
-    "roberta.",
-)
+    "", "model.", "transformer.", "language_model.model.", "model.language_model.", "model.text_model.", "text_model.",
+    "backbone.", "bert.", "roberta.",
+)  # fmt: skip
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# Tensors of checkpoints beside the text model's weights.
+# Tensors of checkpoints beside the text model's weights: of what sees or hears, and of heads.
 _OTHERS = (
-    *TOWERS,
+    *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    *("visual.", "model.visual.", "vision_model.", "model.vision_model.", "connector.", "model.connector."),
+    *("audio_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
     "mtp.",
     *("pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head."),
 )
@@ -118,7 +111,7 @@ class Source:
             yield part.data()
 
     def notes(self) -> list[str]:
-        """A line for each format of quantized matrices: the blocks that they became, and what was lost by that."""
+        """A line for each format of quantized matrices: the blocks that they became, and the loss."""
         groups: dict[tuple[str, str], list[Loss]] = {}
         for part in self.parts:
             if isinstance(part.source, BlockTensor) and part.source.format:

@@ -20,15 +20,15 @@ from edge.converters.huggingface.architectures.rope import described_rope
 from edge.converters.huggingface.architectures.settings import described
 from edge.converters.huggingface.layout import to_float32, to_gguf, to_hf, to_kind
 from edge.converters.huggingface.reader import open_folder
-from edge.converters.tokenizer_file import tokenizer_json
+from edge.converters.onnx.tokenizer_file import tokenizer_json
 from edge.devices.output import check_folder, new_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.formats.safetensors import Planned, write_safetensors
-from edge.model.mtp import without_mtp
-from edge.model.spec import ModelSpec
+from edge.model.structure.mtp import without_mtp
+from edge.model.structure.spec import ModelSpec
 from edge.model.tokens.tokenizer import Tokenizer
 from edge.types import AnyArray
 

@@ -18,8 +18,8 @@ from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, Dense, Experts
-from edge.model.layers import Block, Layer
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Layer
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.types import FloatArray
 

@@ -31,9 +31,9 @@ from edge.formats import blocks
 from edge.formats.blocks import GRIDS, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
-from edge.model.layers import TABLE
 from edge.model.mixtures import bits_of
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import TABLE
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
 

@@ -16,7 +16,7 @@ import numpy as np
 from edge.converters.quantizers.awq import makers
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
 

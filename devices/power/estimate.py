@@ -3,7 +3,7 @@ profile.
 
 busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that the
 profile lacks count as 0. A child's CPU time counts once it has ended. A GPU's work counts as that of all cores of the
-plan: no clock of the process shows it (in apps: `watch_gpu` of edge/apps/runtime/session/budgets.c).
+plan: no clock of the process shows it (in apps: `watch_gpu` of edge/apps/runtime/budgets/budgets.c).
 """
 
 from __future__ import annotations

@@ -16,13 +16,28 @@ from pathlib import Path
 
 from edge.apps.bindings import copy_source
 from edge.devices.output import work_folder
-from edge.errors import EngineError, UnsupportedError
+from edge.devices.profiles.profile import DeviceProfile
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.storage import cache
 
 KOTLIN = Path(__file__).parent / "kotlin"
 AAR, JAR = "edge.aar", "edge.jar"
 ANDROID_ONLY = ("Android.kt",)  # of the API's files
+EMULATOR = "x86_64"  # an ABI of Android
 Entry = tuple[str, bytes | Path]
+
+
+def check_archive(profile: DeviceProfile, package: str, abi: str | None, *, aar: bool) -> None:
+    """Raise InputError or UnsupportedError for a second ABI or a finished archive that there is not."""
+    if abi is not None and (profile.system != "android" or abi != EMULATOR):
+        raise InputError(f"--abi {abi}: it is {EMULATOR} beside an Android phone's own, for emulators: leave it out")
+    if aar and package != "kotlin":
+        raise InputError(
+            f"--aar is for the package kotlin, and this is {package}: leave it out"
+            + (", or add --package kotlin" if profile.system != "web" else "")
+        )
+    if aar:
+        check_maven()
 
 
 def check_maven() -> None:

@@ -1,6 +1,7 @@
 """A model as a bundle for apps: the C library that runs it, model.edge, and the platform's own files.
 
     edge.h, libedge.a, libedge.so   the C library; Windows has edge.dll and edge.lib; Android and iOS have other layouts
+    edge-mini                       a program that answers, for Linux
     model.edge                      weights, tokenizer, chat template and plan
     npu/                            graphs for ONNX Runtime (npu_graphs.py)
     manifest.json                   plan, versions, licences, and the hash of every file; written last
@@ -10,8 +11,6 @@ The same inputs give the same bytes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.apps.archives import AAR, JAR, check_maven, write_aar, write_jar
+from edge.apps.archives import AAR, JAR, check_archive, write_aar, write_jar
 from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
+from edge.apps.manifest import MANIFEST, check_target, manifest_text, seal
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
 from edge.apps.platforms import package_of, write_platform
@@ -32,32 +32,37 @@ from edge.apps.sections.chat import chat_section
 from edge.apps.sections.embedding import embed_section
 from edge.apps.sections.encoder_file import EncoderFile, make_encoder, nest
 from edge.apps.sections.model_file import MODEL, Section, trusted_source, write_model
+from edge.apps.sections.prefix import check_prefix, prefix_section
 from edge.apps.sections.tools_file import tools_section
 from edge.apps.sections.vocabulary import composing_bytes, tokenizer_sections
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
 from edge.backends.checks import app_cores, check_cores
+from edge.backends.reference import learned
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.kv.householder import normals_of
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.backends.tvm.tuning.space import compiled_values
 from edge.devices.host import usable_cores
-from edge.devices.output import check_folder, check_path, new_folder
+from edge.devices.output import check_path, new_folder
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.devices.profiles.profile import DeviceProfile, Power
-from edge.errors import InputError, UnsupportedError
-from edge.model.catalog import packaged_name
+from edge.errors import UnsupportedError
+from edge.model.adapters.prefix import PrefixFile
 from edge.model.drafters.draft import check_draft
 from edge.model.model import Model, open_model
+from edge.model.names.catalog import packaged_name
 from edge.model.towers.mmproj import AUDIO
 from edge.model.whisper import read_whisper
 from edge.options import NO_EYES, Options, takes_options
 from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan
+from edge.run.speech.plan import check_rows
 from edge.storage.fingerprint import fingerprint, hash_file
 from edge.storage.versions import own_versions
 from edge.types import FloatArray
@@ -67,8 +72,6 @@ if TYPE_CHECKING:
 
     from edge.keywords import Keywords
 
-MANIFEST = "manifest.json"
-EMULATOR = "x86_64"  # an ABI of Android
 
 _log = logging.getLogger("edge")
 
@@ -92,12 +95,13 @@ class Bundle:
     gpu: GPUPrograms | None = None
     npu: NpuGraphs | None = None
     encoders: tuple[EncoderFile, ...] = ()  # beside the model
-    draft: EncoderFile | None = None  # an assistant, inside model.edge
+    draft: EncoderFile | None = None  # what drafts, inside model.edge
+    prefix: PrefixFile | None = None  # with which every conversation begins
     others: tuple[Design, ...] = ()  # of another machine that model.edge also fits: an emulator's
 
     @property
     def all_designs(self) -> list[Design]:
-        """The model's, then those of encoders and of an assistant."""
+        """The model's, then those of encoders and of what drafts."""
         return [*self.designs, *(design for each in self.beside for design in each.designs)]
 
     @property
@@ -108,7 +112,8 @@ class Bundle:
     def trusted_source(self, sections: dict[Section, bytes]) -> str:
         """The text of trusted.c."""
         encoders = "".join(each.trusted_source() for each in self.beside)
-        return trusted_source(sections, gpu_of_page=self.gpu_of_page, encoders=encoders, drafts=self.draft is not None)
+        drafter = self.draft.drafter if self.draft else ""
+        return trusted_source(sections, gpu_of_page=self.gpu_of_page, encoders=encoders, drafter=drafter)
 
     @property
     def gpu_of_page(self) -> bool:
@@ -163,7 +168,7 @@ def export(
     opened = model if isinstance(model, Model) else open_model(model)
     if sample and opened.template is None and not opened.spec.ears:
         raise UnsupportedError(f"--sample makes a chat, and {opened.name} has no chat template: leave it out")
-    bundle = prepare(opened, profile, options, isas, lora_rank, gpu=gpu, npu=npu)
+    bundle = prepare(opened, profile, options, isas, lora_rank, gpu=gpu, npu=npu, mtp=abi is None)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     if gpu:
         bundle = with_gpu(bundle, partial(tell, "making kernels"))
@@ -175,6 +180,7 @@ def export(
             bundle.all_designs, profile.system, bundle.trusted_source(sections), made, partial(tell, "compiling"),
             package=package, others=bundle.others, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
             encoder=bundle.encoders[0].part if bundle.encoders else "", sample=sample,
+            peak=0 if bundle.model.spec.encoder else bundle.plan.predicted_peak,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -200,13 +206,16 @@ def export(
 
 def prepare(
     model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0, *,
-    gpu: bool = False, npu: bool = False,
+    gpu: bool = False, npu: bool = False, mtp: bool = True,
 ) -> Bundle:  # fmt: skip
-    """Plan a bundle; nothing is compiled or written. Raises as `export`."""
+    """Plan a bundle; nothing is compiled or written. mtp: whether the model's own layer may
+    draft. Raises as `export`."""
     check_options(options)
     check_rank(lora_rank)
+    if options.prefix_file:
+        check_prefix(options.prefix_file, model.spec, accelerated=gpu or npu, adapted=lora_rank > 0)
     if model.spec.ears is not None:
-        return prepare_ears(model, profile, options, isas, others=bool(lora_rank or gpu or npu))
+        return prepare_ears(model, profile, options, isas, others=bool(lora_rank or gpu or npu or options.draft))
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
@@ -226,6 +235,8 @@ def prepare(
         Section.EMBED: embed_section(model, layout),
     }  # fmt: skip
     tables = {section: data for section, data in tables.items() if data}
+    if options.prefix_file:  # vectors of texts are made without one
+        tables.pop(Section.EMBED, None)
     if options.draft_file:
         check_draft(options.draft_file, model.file, model.spec)
         if gpu or npu:
@@ -241,27 +252,44 @@ def prepare(
         heard = sound_row_bytes(eyes.own[Section.SOUNDS])
     plan = plan_bundle(
         profile, model.spec, options, sum(map(len, tables.values())) + own, lora_rank, gpu=gpu,
-        losses=find_losses(model.file, CPU, options), heard=heard,
+        losses=find_losses(model.file, CPU, options), heard=heard, mtp=mtp and not (gpu or npu),
     )  # fmt: skip
-    if eyes and plan.policy.name == "h2o":
-        raise UnsupportedError("a bundle with eyes has no KV policy h2o: choose streaming, window or full")
+    if eyes and plan.policy.needs.looks:
+        what = f"KV policy {plan.policy.name}: choose streaming, window or full"
+        raise UnsupportedError(f"a bundle with eyes has no {what}")
     if eyes:
         from edge.apps.sections.eyes_file import check_whole
 
         check_whole(eyes.own[Section.EYES], plan.config.chunk)
     designs = exported_designs(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
-        lora=lora_rank > 0,
+        lora=lora_rank > 0, taps=bool(plan.config.taps),
     )  # fmt: skip
-    draft = None
-    if options.draft_file:
-        from edge.apps.sections.assistant_file import plan_assistant  # here: few bundles have one
-
-        draft = plan_assistant(model, layout, options.draft_file, profile, plan.config.kv_dtype, isas)
+    draft = _draft(model, layout, options, plan, profile, isas)
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     graphs = plan_graphs(model, profile, plan.config) if npu else None
     encoders = () if eyes is None else (eyes.with_threads(plan.config.threads),)
-    return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs, encoders=encoders, draft=draft)
+    return Bundle(
+        model, profile, layout, plan, pinned, designs, tables, npu=graphs, encoders=encoders, draft=draft,
+        prefix=options.prefix_file,
+    )  # fmt: skip
+
+
+def _draft(
+    model: Model, layout: PackedLayout, options: Options, plan: Plan, profile: DeviceProfile, isas: Sequence[str] | None
+) -> EncoderFile | None:
+    """What drafts by a plan."""
+    if plan.draft is None:
+        return None
+    from edge.apps.sections import draft_file as drafting  # here: few bundles have one
+
+    if options.draft_file is None:
+        return drafting.plan_mtp_layer(model, layout, plan.draft, profile, isas)
+    if options.draft_file.taps:
+        return drafting.plan_eagle_head(model, layout, options.draft_file, plan.draft, profile, isas)
+    if not options.draft_file.assists:
+        return drafting.plan_draft_model(options.draft_file, plan.draft, profile, isas)
+    return drafting.plan_assistant(model, layout, options.draft_file, profile, plan.config.kv_dtype, isas)
 
 
 def _eyes(
@@ -291,7 +319,8 @@ def prepare_ears(
     """Plan a bundle of a model that hears: its decoder is the model, its encoder a file beside it. others: whether the
     bundle was to have what only texts take. Raises as `export`."""
     if others:
-        raise UnsupportedError(f"{model.name} hears: leave --gpu, --npu and --lora-rank out")
+        raise UnsupportedError(f"{model.name} hears: leave --gpu, --npu, --draft and --lora-rank out")
+    check_rows(options.kv_dtype)
     whisper = read_whisper(model.file)
     words = hearing.words_of(model, whisper)
     check_cores("C runtime of apps", words.spec, app_cores)
@@ -331,18 +360,6 @@ def with_abi(bundle: Bundle) -> Bundle:
     return replace(bundle, others=tuple(others))
 
 
-def check_archive(profile: DeviceProfile, package: str, abi: str | None, *, aar: bool) -> None:
-    """Raise InputError or UnsupportedError for a second ABI or a finished archive that there is not."""
-    if abi is not None and (profile.system != "android" or abi != EMULATOR):
-        raise InputError(f"--abi {abi}: bundles for Android have {EMULATOR} beside the phone's, for emulators")
-    if aar and package != "kotlin":
-        raise InputError(
-            f"--aar is for the package kotlin, and this is {package}: leave it out, or add --package kotlin"
-        )
-    if aar:
-        check_maven()
-
-
 def check_sample(profile: DeviceProfile, package: str, *, sample: bool) -> None:
     """Raise UnsupportedError where no project of a chat is made."""
     if sample and package != "swift" and profile.system != "android":
@@ -362,7 +379,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
             gpu_weights=bundle.gpu.weight_bytes if bundle.gpu and not bundle.gpu_of_page else 0,
         ),
-        Section.LAYERS: model_file.layers_section(layout),
+        Section.LAYERS: model_file.layers_section(model, layout, config.kv_dtype),
         Section.DESIGNS: model_file.designs_section(
             model, layout, config, [each.target for each in (*bundle.designs, *bundle.others)]
         ),
@@ -372,13 +389,21 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
         ),
     }  # fmt: skip
     if config.lora_rank:
-        sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
+        of_gpu = bundle.gpu.adapter_bytes if bundle.gpu else 0
+        exact = config.kv_dtype == "f32"
+        sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=exact, gpu=of_gpu)
     if bundle.gpu and not bundle.gpu_of_page:
         sections[Section.GPU] = bundle.gpu.section
     if bundle.npu:
         sections[Section.NPU] = bundle.npu.section()
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
+    if plan.policy.needs.ranks:
+        known = learned.find_for(model.file, model.spec, model.tokenizer.encode)
+        sections[Section.IMPORTANCE] = model_file.importance_section(model, layout, known)
+    if bundle.prefix:
+        config = replace(config, threads=usable_cores(), tuning={}, lora_rank=0)
+        sections[Section.PREFIX] = prefix_section(bundle.prefix, model, config)
     return sections
 
 
@@ -417,6 +442,8 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
+        **({"prefix": {"name": bundle.prefix.name, "rows": bundle.prefix.size, "sha256": bundle.prefix.sha256}}
+           if bundle.prefix else {}),
         **({"gpu": describe_gpu(bundle.gpu, plan, in_page=bundle.gpu_of_page)} if bundle.gpu else {}),
         **({"npu": describe_npu(bundle.npu, plan)} if bundle.npu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
@@ -424,19 +451,6 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         "versions": own_versions() | CPU.versions(),
         "files": files,
     }  # fmt: skip
-
-
-def manifest_text(manifest: dict[str, Any]) -> str:
-    return json.dumps(manifest, indent=2) + "\n"
-
-
-def seal(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Add to a page's manifest the SHA-256 of its own text, taken with that field empty, to detect damage."""
-    if "web" not in manifest:
-        return manifest
-    blank = manifest | {"web": manifest["web"] | {"sha256": ""}}
-    digest = hashlib.sha256(manifest_text(blank).encode()).hexdigest()
-    return blank | {"web": blank["web"] | {"sha256": digest}}
 
 
 def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
@@ -456,7 +470,7 @@ def _normals(bundle: Bundle) -> FloatArray:
     config = replace(bundle.plan.config, threads=usable_cores(), tuning={}, lora_rank=0)
     engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
     try:
-        return np.array(engine.normals)
+        return normals_of(engine.normals) if engine.centred else np.array(engine.normals)
     finally:
         engine.close()
 
@@ -473,25 +487,3 @@ def _name(model: Model) -> str:
 def _license(model: Model) -> str:
     found = model.file.metadata.get("general.license")
     return found if isinstance(found, str) else ""
-
-
-def check_target(folder: Path, *, force: bool) -> None:
-    """Raise InputError unless the folder may be written. force: allow replacing a bundle to which nothing was added."""
-    check_folder(folder, lambda each: _listed(each) is not None, force=force)
-    listed = _listed(folder) or set()
-    added = sorted(
-        name for path in folder.rglob("*")
-        if (path.is_symlink() or not path.is_dir()) and (name := path.relative_to(folder).as_posix()) not in listed
-    )  # fmt: skip
-    if added:
-        named = ", ".join(added[:3]) + (", …" if len(added) > 3 else "")
-        raise InputError(f"{folder} holds files of others ({named}): move them, or choose a new folder")
-
-
-def _listed(folder: Path) -> set[str] | None:
-    """The files of an older bundle by its manifest; None if it has none."""
-    try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
-        return {MANIFEST, *files} if any(Path(name).name == MODEL for name in files) else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

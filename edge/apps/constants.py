@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from edge.apps import gpu_programs, npu_graphs
-from edge.apps.planning import SNAPSHOTS
 from edge.apps.sections import (
     adapter_file,
-    assistant_file,
     chat,
+    draft_file,
     embedding,
     eyes_file,
     hearing,
@@ -30,14 +29,14 @@ from edge.apps.sections import (
 )
 from edge.apps.sections.model_file import Section
 from edge.apps.structs import LONGEST_STOP, MOST_DRY, MOST_STOPS, range_tables
-from edge.backends import ring, row_lists
+from edge.backends import importance, ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.cpu import two_stages
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
 from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
-from edge.backends.tvm.kv.regions import SPARE_ROWS, TILE
+from edge.backends.tvm.kv.regions import LONGEST_SHARE, SPARE_ROWS, TILE
 from edge.backends.tvm.packing import blocks
 from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
@@ -47,14 +46,14 @@ from edge.media import mel, resample, sound
 from edge.model.adapters.lora import MAX_RANK
 from edge.model.adapters.lora_file import MAX_SCALE
 from edge.model.tokens import tokenizer, word_piece
-from edge.plan import engines
+from edge.plan import engines, resolved
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.plan.plan import DRAFT_TEXT
 from edge.prompt_cache.tree import SNAPSHOT_STEP
 from edge.run import reclaim
 from edge.run.budgets import governor, meters
-from edge.run.drafting import ahead, drafts
+from edge.run.drafting import ahead, draft_model, drafts
 from edge.run.sampling import sampler
 from edge.run.sequences.embedding import TOGETHER
 from edge.run.speech import decoding, rules, transcript, voice, windows
@@ -76,8 +75,10 @@ _INTEGERS = {
     "LINES": LINES,
     "TILE": TILE,
     "SPARE_ROWS": SPARE_ROWS,
+    "LONGEST_SHARE": LONGEST_SHARE,
+    "IMPORTANCE_EXTRA": importance.EXTRA,
     "INT4_STEPS": row_formats.STEPS,
-    "SNAPSHOTS": SNAPSHOTS,
+    "SNAPSHOTS": gpu_programs.SNAPSHOTS,
     "SNAPSHOT_STEP": SNAPSHOT_STEP,
     "RING_SLACK": ring.SLACK,
     "RING_SHARE": ring.SPARE_SHARE,
@@ -141,6 +142,8 @@ _INTEGERS = {
     "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
     "DRAFT_TEXT": DRAFT_TEXT,
     "DRAFT_DEPTH": drafts.DEPTH,
+    "DRAFT_SINKS": draft_model.SINKS,
+    "MTP_STATES": resolved.MTP_STATES,
     "DRAFT_KINDS": len(ahead.FIRST_CHANCES),
     "DRAFT_CONTEXTS": len(ahead.CONTEXTS),
     "FEW_TIMES": ahead.FEW,
@@ -164,6 +167,7 @@ _INTEGERS = {
     "VOICE_JOINED": voice.JOINED,
     "VOICE_CLICK": voice.CLICK,
     "STILL_FRAMES": transcript.STILL,
+    "ALIGNED_TOKENS": hearing.ALIGNED,
     "FRAMES_BEFORE": transcript.BEFORE,
     "PAUSE_FRAMES": windows.PAUSE,
     "SOUND_PART": windows.PART,
@@ -219,11 +223,13 @@ _DOUBLES = {
     "MOST_COMPRESSION": decoding.MOST_RATIO,
     "LEAST_LOGPROB": decoding.LEAST_LOGPROB,
     "FORGOTTEN": transcript.FORGOTTEN,
+    "LARGEST_IMPORTANCE": importance.LARGEST,
+    "NORM_FLOOR": importance.NORM_FLOOR,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
 _STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS | sounds_file.STRUCTS
-_STRUCTS |= tools_file.STRUCTS | assistant_file.STRUCTS
+_STRUCTS |= tools_file.STRUCTS | draft_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -250,6 +256,7 @@ def constants_header() -> str:
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
+        f"enum {{ GPU_ALIGNMENT = {gpu_programs.BUFFER_ALIGNMENT} }}; /* bytes, of buffers' sizes */",
         _enum("", (f"GPU_{name.upper()}" for name in gpu_programs.LANGUAGES)),
         _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
         _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in gpu_programs.STATE)),

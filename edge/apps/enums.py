@@ -49,7 +49,7 @@ class Form(IntEnum):
 
 
 class Pooling(IntEnum):
-    """Of hidden states: as the model's file says, or as `edge.model.layers.Pooling`."""
+    """Of hidden states: as the model's file says, or as `edge.model.structure.layers.Pooling`."""
 
     MODEL, MEAN, CLS, LAST = range(4)
 

@@ -33,7 +33,7 @@ from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import Shape
 from edge.errors import UnsupportedError
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.plan.plan import Plan
 from edge.records import dataclass
@@ -46,6 +46,7 @@ HOSTS |= {"web": (WGSL,)}
 BUFFER_ALIGNMENT = 16  # bytes; buffers' sizes are multiples of it
 MOST_SCALARS = 8  # of a dispatch
 HOST_BYTES = 4 << 20  # of the process besides buffers: a slice of the weights' file, and rows being copied
+SNAPSHOTS = 3  # of a recurrent state: after the system prompt, and before each of the last two turns
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
 COPIED = "a copy of the weights beside the mapped file, which some drivers do not make"
 MAPPED = "that the weights count, which stay in the mapped file"
@@ -58,7 +59,7 @@ _PLAIN = ("STEP", "CHUNK", "LAST", "PICKED", "TOP")
 PASSES = (*_PLAIN, *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
 STATE = ("COUNT", "ANGLE", "POSITION", "WANTED", "BANNED", "BANS")  # fields of `State` that hosts write
 
-_SINGLE = ("tables", "tokens", "logits", "layer_inputs", "found")  # buffers
+_SINGLE = ("tables", "tokens", "logits", "layer_inputs", "found", "states")  # buffers
 _BUFFERS = ("keys", "values", "row_scales", "pairs")  # of an arena
 _MOVES = (KEYS, VALUES, KEYS + VALUES)
 
@@ -125,7 +126,7 @@ class GPUPrograms:
 
     def bytes(self) -> dict[str, int]:
         """Bytes of the device's buffers: weights, kv, lora and scratch."""
-        rows = {*_BUFFERS, *(RING + name for name in _BUFFERS)}
+        rows = {"states", *_BUFFERS, *(RING + name for name in _BUFFERS)}
         adapters = self.design.adapters.buffers(self.design.weights)
         weights = sum(size for name, size in self.buffers.items() if name in self.places)
         kv = sum(size for name, size in self.buffers.items() if name in rows)
@@ -133,24 +134,29 @@ class GPUPrograms:
         scratch = sum(self.buffers.values()) - weights - kv - lora
         return {"weights": weights, "kv": kv, "lora": lora, "scratch": scratch}
 
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the part of an adapter's file that is for the GPU: a byte for each matrix, then the buffers."""
+        flags = len(matrices_in(self.design.weights, self.design.adapters))
+        return round_up(flags, BUFFER_ALIGNMENT) + self.bytes()["lora"]
+
     def write_weights(self, out: BinaryIO, start: int) -> None:
         """Write the weight buffers' content from byte `start` of the file, which ends with it."""
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
 
-_UNIFORM, _DISPATCHES = 256, 20  # uniform bytes of a dispatch; dispatches of a layer in all passes: 18 with experts
+# Uniform bytes of a dispatch; dispatches of a layer in all passes (25 of Gemma 4), and those of its adapters.
+_UNIFORM, _DISPATCHES, _ADAPTED = 256, 25, 24
 
 
 def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, ...]:
     """The languages of a system's hosts. Raises UnsupportedError for other systems and features that hosts lack."""
     if system not in HOSTS:
         raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
-    network, in_page = find_network(spec), system == "web"
+    network = find_network(spec)
     lacks = {
-        "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
-        "LoRA adapters in a page: leave --lora-rank out": in_page and config.lora_rank > 0,
+        "KV policies that look at rows (h2o, kvzap): choose --kv-policy streaming, window or full": config.per_head,
         "latent attention: export without --gpu": any(core and core.latent for core in network.attention),
-        "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
     }  # fmt: skip
     if found := next((what for what, lacking in lacks.items() if lacking), None):
         raise UnsupportedError(f"--gpu has no {found}")
@@ -169,7 +175,11 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
     measured = driver_bytes(gpu.languages, gpu.model.spec, plan.config)
     driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
     assumes = MAPPED if METAL in gpu.languages else COPIED
-    return buffers | {"assumes": assumes, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
+    return buffers | {
+        "assumes": assumes,
+        "driver": driver,
+        "peak": rest + sum(sizes.values()) + _host_bytes(gpu.model.spec) + measured,
+    }
 
 
 def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConfig) -> int:
@@ -179,10 +189,16 @@ def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConf
     return kernels_bytes(kinds, config.kv_dtype) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
 
 
+def _host_bytes(spec: ModelSpec) -> int:
+    """Bytes of the process for a GPU's buffers: what copies their content, and a recurrent state with its snapshots."""
+    return HOST_BYTES + (1 + SNAPSHOTS) * spec.state_bytes
+
+
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """Bytes of the buffers that a page makes for itself (web/package/gpu.js): one for reading logits and the rows of a
-    pass, and the uniforms of its dispatches, whose number is bounded."""
-    rows = 4 * spec.vocab + _UNIFORM * _DISPATCHES * (spec.layers + 1)
+    """Bytes of the buffers that a page makes for itself (web/package/gpu.js): one for reading logits, the rows of a
+    pass and a recurrent state, and the uniforms of its dispatches, whose number is bounded."""
+    dispatches = _DISPATCHES + (_ADAPTED if config.lora_rank else 0)
+    rows = 4 * spec.vocab + spec.state_bytes + _UNIFORM * dispatches * (spec.layers + 1)
     for core in (each for each in find_network(spec).attention if each and each.rows_of is None):
         form = RowForm.of(core, config.kv_dtype)
         rows += (core.kv_heads * config.chunk + TILE) * 8 * (form.words + form.scaled)
@@ -194,7 +210,7 @@ def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
     check_gpu(system, spec, config)
     rank = padded_rank(config.lora_rank)
     need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank))
-    host = mapped_bytes(spec, config) if system == "web" else HOST_BYTES
+    host = mapped_bytes(spec, config) if system == "web" else _host_bytes(spec)
     return need.weights + need.kv + need.scratch + need.lora + host
 
 
@@ -244,10 +260,11 @@ def _without_sources(program: Program) -> Program:
 
 
 def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]:
-    scaled = RowForm.of(design.shape.attention, design.kv_dtype).scaled
-    names = [name for name in _BUFFERS if scaled or name != "row_scales"]
+    form = RowForm.of(design.shape.attention, design.kv_dtype)
+    names = [name for name in _BUFFERS if form.scaled or name != "row_scales"]
     passes = {name: program.passes[name.lower()] for name in _PLAIN}
-    kinds = {"": "edge_move"} | ({"RING_": RING_MOVE} if design.shape.apart else {})
+    kinds = {"": "edge_move"} if form.words else {}  # rows of models without attention are empty
+    kinds |= {"RING_": RING_MOVE} if design.shape.apart else {}
     for kind, kernel in kinds.items():
         slices = tuple(Slice(kind.lower() + name) for name in names)
         for which, name in zip(_MOVES, _MOVED, strict=True):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from edge.apps.constants import CONSTANTS, constants_header
@@ -34,7 +35,9 @@ STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
 # Folders of C files that every bundle has, and those of bundles that run on GPUs, on NPUs, that hear.
-_SUBJECTS = ("eyes", "grammar", "kv", "model", "pass", "session", "system", "text", "tools")
+_SUBJECTS = (
+    "budgets", "drafting", "eyes", "grammar", "kv", "model", "pass", "sampling", "session", "system", "text", "tools",
+)  # fmt: skip
 COMMON = (RUNTIME, *(RUNTIME / each for each in _SUBJECTS))
 GPU, NPU, EARS = RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears"
 
@@ -239,14 +242,15 @@ def _ask(command: Sequence[str]) -> Toolchain | None:
 
 
 def compile_sources(toolchain: Toolchain, flags: Sequence[str], sources: Sequence[Path], folder: Path) -> list[Path]:
-    """Object files of C files, in `folder`, where constants.h is written. Raises EngineError if the compiler fails."""
+    """Object files of C files, in `folder`, where constants.h is written. It and the files' folders are searched for
+    headers. Raises EngineError if the compiler fails."""
     (folder / CONSTANTS).write_text(constants_header(), encoding="utf-8")
+
+    includes = [f"-I{each}" for each in dict.fromkeys((*COMMON, folder, *(source.parent for source in sources)))]
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        run_compiler(
-            toolchain, *flags, *(f"-I{each}" for each in (*COMMON, folder, source.parent)), "-c", source, "-o", out
-        )
+        run_compiler(toolchain, *flags, *includes, "-c", source, "-o", out)
         return out
 
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -261,17 +265,42 @@ def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
 def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
     """The runtime without the bundle's tables as one object file, from the cache."""
     headers = sorted({header for folder in {*COMMON, *(path.parent for path in more)} for header in folder.glob("*.h")})
-    sources = [*runtime_files("*.c"), *more]
     flags = (*_COMPILE, *_MACHINE[machine])
+    return cached_object(toolchain, flags, [*runtime_files("*.c"), *more], f"runtime, {machine}", headers)
+
+
+def cached_object(
+    toolchain: Toolchain, flags: Sequence[str], sources: Sequence[Path], about: str, headers: Sequence[Path],
+    texts: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
+    """C files as one object file, from the cache. about: a description for people. headers: which they include; texts:
+    of such headers, by name. Raises EngineError if the compiler fails."""
+    texts = texts or {}
     digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], flags, constants_header())).encode())
     for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update("".join(texts.values()).encode())
 
-    def compile_runtime(out: Path) -> None:
+    def compile_all(out: Path) -> None:
         with work_folder() as work:
+            for name, text in texts.items():
+                (work / name).write_text(text, encoding="utf-8")
             _join(toolchain, compile_sources(toolchain, flags, sources, work), out)
 
-    return cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about=f"runtime, {machine}")
+    return cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_all, about=about)
+
+
+def link_program(
+    toolchain: Toolchain, objects: Sequence[Path], library: Path, program: Path, *, static: bool = True
+) -> None:
+    """Link a program for Linux, which if static needs no library of its system. With zig, use musl, which links
+    statically. Raises EngineError if the linker fails, as without a static C library."""
+    words = [each.replace("-linux-gnu", "-linux-musl") for each in toolchain.compiler]
+    chosen = replace(toolchain, compiler=tuple(words)) if static and "ziglang" in words else toolchain
+    kind = ["-static"] if static else []
+    run_compiler(
+        chosen, *kind, "-s", "-pthread", *objects, library, "-lm", "-Wl,--gc-sections,--build-id=none", "-o", program
+    )
 
 
 def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:

@@ -38,7 +38,7 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.plan.npu import npu_use
 from edge.plan.plan import Plan
@@ -121,7 +121,7 @@ def check_npu(profile: DeviceProfile, spec: ModelSpec, config: EngineConfig) -> 
         raise UnsupportedError(f"--npu is for {', '.join(SYSTEMS)}, not for {profile.system}")
     check_static(spec)
     lacks = {
-        "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
+        "KV policies that look at rows (h2o, kvzap): choose --kv-policy streaming, window or full": config.per_head,
         f"{config.kv_dtype} KV rows: choose --kv-dtype {', '.join(KV_DTYPES)}": config.kv_dtype not in KV_DTYPES,
         "LoRA adapters: leave --lora-rank out": config.lora_rank > 0,
         "vectors of each token for every layer: export without --npu": find_network(spec).layer_inputs > 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edge.apps.gpu_programs import buffer_bytes
+from edge.apps.gpu_programs import SNAPSHOTS, buffer_bytes
 from edge.apps.sections.model_file import POLICIES
 from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
@@ -19,8 +19,8 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
-from edge.model.drafters.draft import check_draft
-from edge.model.spec import ModelSpec
+from edge.model.drafters.draft import DraftFile, check_draft
+from edge.model.structure.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
@@ -35,24 +35,22 @@ _TABLES, _TABLES_BYTES = 33, 64 << 10  # measured bytes per token of the vocabul
 
 APP_SYSTEMS = ("web", "android", "ios")  # systems without Python: models are exported
 
-SNAPSHOTS = 3  # of a recurrent state: after the system prompt, and before each of the last two turns
-
 _PROMPT_ROWS = 256  # the most pinned: in f16, a key's float32 copy takes as much as its row
 
 
 def plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False,
-    losses: Losses | None = None, heard: int = 0,
+    losses: Losses | None = None, heard: int = 0, mtp: bool = True,
 ) -> Plan:  # fmt: skip
     """Plan a bundle. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that sessions
     have room for. gpu: the bundle has GPU programs; their buffers count against the limit, but are not in the plan's
     bytes, and the driver's memory is not planned. losses: of KV dtypes, measured on the model; see `resolve`.
-    heard: bytes for each row of the longest sound that the KV rows allow.
+    heard: bytes for each row of the longest sound that the KV rows allow. mtp: whether the model's own layer may draft.
 
     Raises BudgetError if nothing fits, UnsupportedError for features that the C runtime lacks, and InputError.
     """
     try:
-        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses, heard)
+        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses, heard, mtp)
     except BudgetError as error:
         if gpu or profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
             raise
@@ -88,17 +86,34 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 def _plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool,
-    losses: Losses | None, heard: int,
+    losses: Losses | None, heard: int, mtp: bool,
 ) -> Plan:  # fmt: skip
-    engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None, heard)
+    engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None, heard, mtp=mtp)
     process = own_bytes(profile, spec) + tables
     limit, threads = (None, None) if profile.name == HOST else limits_of(profile, options)
     plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads, losses=losses)
+    if options.draft_file:
+        _check_room(options.draft_file, plan)
     outside = engine.outside(spec, plan.config)
     return replace(
         plan, config=replace(plan.config, lora_rank=lora_rank), predicted_peak=plan.predicted_peak - outside,
         bytes=replace(plan.bytes, scratch=plan.bytes.scratch - outside),
     )  # fmt: skip
+
+
+def _check_room(draft: DraftFile, plan: Plan) -> None:
+    """Raise InputError for too few KV rows of a model that drafts; see runtime/drafting/draft_model.c."""
+    if plan.draft is None or draft.assists or draft.taps:
+        return
+    from edge.run.drafting.draft_model import SINKS  # here: few bundles have one
+
+    own, least = plan.draft.capacity, 2 * (plan.config.drafts + SINKS) + 1
+    if own < least:
+        advice = "" if own < plan.config.capacity else f"choose --max-kv-size {least} or more, or "
+        raise InputError(
+            f"--draft {draft.file.path.name} has {own} KV rows, and apps draft with {least} or more: {advice}"
+            "leave --draft out"
+        )
 
 
 def _most_drafts(profile: DeviceProfile) -> int:
@@ -135,13 +150,8 @@ def check_options(options: Options) -> None:
             raise InputError(f"a bundle has no {flag}: an app states it for each answer, in edge_options")
     if options.lora is not None:
         raise UnsupportedError("a bundle has no --lora: make room with --lora-rank, and files of edge export-adapter")
-    if (draft := options.draft_file) and not draft.assists:
-        raise UnsupportedError(
-            f"--draft {draft.file.path}: exported models draft by copied text and by assistants of Gemma 4 alone: "
-            "leave --draft out"
-        )
     for flag, value in (
-        ("--prefix", options.prefix), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
+        ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
         ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
     ):  # fmt: skip
         if value is not None:
@@ -166,21 +176,29 @@ class _Bundled(CPU):
     MOST_SNAPSHOTS = 0  # counted in `_on_cpu`: they hold the recurrent state alone
     DRAFTS_ELSEWHERE = True
 
-    def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None, heard: int) -> None:
-        """gpu: the system whose GPU the bundle has programs for. heard: bytes of a sound for each KV row."""
+    def __init__(
+        self, options: Options, lora_rank: int, drafts: int, gpu: str | None, heard: int, *, mtp: bool
+    ) -> None:
+        """gpu: the system whose GPU the bundle has programs for. heard: bytes of a sound for each KV row. mtp: whether
+        the model's own layer may draft."""
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
-        self._heard = heard
+        self._heard, self._mtp = heard, mtp
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         return 0 if spec.encoder else self._drafts
 
+    def runs_mtp(self, spec: ModelSpec) -> bool:
+        return self._mtp and super().runs_mtp(spec)
+
     def around_bytes(self, spec: ModelSpec) -> int:
-        from edge.apps.sections.assistant_file import around_bytes  # here: few bundles have one
+        from edge.apps.sections.draft_file import around_bytes  # here: few bundles have one
 
         return around_bytes(spec)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         need = self._on_cpu(spec, config)
+        if spec.mtp_of is not None or spec.features:
+            return need
         heard = self._heard * config.capacity
         return replace(need, scratch=need.scratch + heard + self.outside(spec, config))
 

@@ -11,6 +11,7 @@ from edge.apps.archives import ANDROID_ONLY
 from edge.apps.bindings import copy_source
 from edge.apps.constants import CONSTANTS, constants_header
 from edge.apps.library import EARS, GPU, NPU, SHARED, STATIC, make_library, runtime_files
+from edge.apps.mini import make_program
 from edge.apps.site import write_site
 from edge.backends.tvm.compiler.exported import as_assembly, exported_objects, passes_source
 from edge.backends.tvm.design import Design
@@ -48,15 +49,15 @@ _ABILITIES = {  # by the encoder, of lines of manuals
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, package: str | None = None,
     others: Sequence[Design] = (), gpu: bool = False, npu: bool = False, encoder: str = "",
-    sample: bool = False,
+    sample: bool = False, peak: int = 0,
 ) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
     package: of PACKAGES. others: designs of another machine, for a second library on Android.
 
     trusted: the text of trusted.c. gpu, npu: include the code for these. encoder: the part beside the model: ears,
-    eyes or sounds. sample: with a project of a chat around the package, for Android Studio or Xcode. tell: called with
-    the fraction done.
+    eyes or sounds. sample: with a project of a chat around the package, for Android Studio or Xcode. peak: bytes that a
+    process may hold by the plan, for edge-mini; 0 leaves it out. tell: called with the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
@@ -81,9 +82,12 @@ def write_platform(
         return place
     write = _write_jvm if package == "kotlin" else _write_windows if system == "windows" else _write_c
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
+    mini = peak > 0 and system == "linux" and package != "kotlin" and encoder != "ears"
+    if mini:
+        make_program(folder, designs[0].target.machine, peak)
     if package != "kotlin":
         _copy(_HERE / "c" / ("hears.c" if encoder == "ears" else "example.c"), folder, "example.c")
-        _fit(folder / "README.md", _ABILITIES[encoder])
+        _fit(folder / "README.md", (*_ABILITIES[encoder], *["mini"] * mini))
     return place
 
 

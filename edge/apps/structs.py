@@ -143,6 +143,7 @@ HEARING = [
     Field("everything", "flag", "Ask the model about silence and steady noise, too, which are passed over otherwise."),
     Field("alone", "flag", "The text of a window is no prompt for the next."),
     Field("live", "flag", "The sound is made meanwhile: a window ends at a pause, instead of after 30 s."),
+    Field("words", "flag", "Each word gets its times."),
 ]  # fmt: skip
 SEGMENT = [
     Field("id", "uint32", "Its number in the transcript."),
@@ -152,6 +153,7 @@ SEGMENT = [
     Field("start", "double", "Seconds in the sound at which it begins, and next, ends."),
     Field("end", "double"),
     Field("language", "text", "The code of the language; empty: not yet known."),
+    Field("words", "text", "If asked for, in JSON: a list of objects with word, start, end, probability; else empty."),
     Field("tokens", "ids", "With timestamps.", without=("kotlin", "swift", "web")),
     Field("temperature", "double", "Of the window it was found in, as the next three."),
     Field("avg_logprob", "double", "Mean natural logarithm of the probabilities of tokens."),

@@ -33,7 +33,7 @@ def answer_prompt(
     from edge.devices.power import find_meter
     from edge.errors import BudgetError, InputError
     from edge.model.chat.thinking import Think
-    from edge.model.spec import check_generates
+    from edge.model.structure.spec import check_generates
     from edge.run.arguments import check_limit
     from edge.run.hooks import Hooks
     from edge.run.reporting import check_complete, check_memory
@@ -65,6 +65,8 @@ def answer_prompt(
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
+        if question.beams is not None and options.draft is not None:
+            raise InputError("--beams goes without --draft: a search drafts nothing")
         if question.outline:
             if media:
                 raise InputError("--outline takes a question of text: leave --image and --audio out")
@@ -100,6 +102,10 @@ def answer_prompt(
             system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
             asked = opened.with_senses(senses).chat_prompt([*system, user_message(said, media)], think=think)
         else:
+            if options.mmproj not in (None, NO_EYES):
+                from edge.run.starting.senses import with_senses
+
+                with_senses(opened, options)  # refuses what is no encoder of this model
             asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
         options = replace(options, mmproj=NO_EYES)  # pictures and sounds, if any, have been perceived
         thoughts = ThoughtView(not output.quiet and not output.json, shown)
@@ -108,12 +114,14 @@ def answer_prompt(
         while asked.waiting <= opened.spec.context and asked.read():
             check_time("before the model was loaded")
         expected = None if limit is None else asked.waiting + limit
-        if question.vote or question.outline:
+        if question.vote or question.outline or (question.beams or 1) > 1:
             from edge.run.branching.several import ROOM, side_by_side
 
             expected = expected and expected + ROOM * question.outline
             known = replace(options, expected_tokens=expected)
-            options = replace(options, sequences=side_by_side(opened, known, question.vote))
+            beams = question.beams is not None
+            count = side_by_side(opened, known, question.vote or question.beams, all_or_one=beams)
+            options = replace(options, sequences=count)
 
         def on_load(part: float, doing: str = "") -> None:
             if doing:  # by a first run

@@ -12,8 +12,9 @@ from edge.cli.terminal.help import Command, Group
 from edge.errors import speaking
 
 _COMMANDS = {
-    "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "embed:embed", "rank": "rank:rank",
-    "transcribe": "transcribe:transcribe", "index": "index:index", "ask": "ask:ask",
+    "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "documents.embed:embed",
+    "rank": "documents.rank:rank",
+    "transcribe": "transcribe:transcribe", "index": "documents.index:index", "ask": "documents.ask:ask",
     "pull": "pull:pull", "plan": "plan:plan", "bench": "measuring.bench:bench", "tune": "measuring.tune:tune",
     "search": "measuring.search:search",
     "compile": "making.compile:compile", "export": "making.export:export",

@@ -15,7 +15,7 @@ from edge.cli.terminal.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.lab.inspection import AdapterInfo, DrafterInfo, EarsInfo, EyesInfo, Inspection, Vocabulary
-    from edge.model.spec import ModelSpec
+    from edge.model.structure.spec import ModelSpec
 
 _LONGEST_REASON = 60  # characters in the table of engines
 WINDOW = 30  # s, of a model that hears

@@ -16,7 +16,7 @@ from edge.cli.terminal.help import Group
 from edge.cli.terminal.show import note, print_json, printable, progress, table
 from edge.errors import InputError
 from edge.lab.report.document import NONE
-from edge.model.spec import format_count
+from edge.model.structure.spec import format_count
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def _list(*, json: bool) -> None:
         return
     rows = [
         [printable(each.name), _place(each), _runs_on(each), _abilities(each), _moment(each), _kind(each),
-         format_bytes(each.bytes)]
+         format_bytes(each.bytes), format_bytes(each.packed) if each.packed else NONE]
         for each in found
     ]  # fmt: skip
-    print(table(["model", "where", "runs on", "can do", "last used", "what", "size"], rows, left=6))
+    print(table(["model", "where", "runs on", "can do", "last used", "what", "size", "packed"], rows, left=6))
 
 
 def _plain(model: LocalModel) -> dict[str, object]:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
-from edge.cli.terminal.show import print_json, table
+from edge.cli.terminal.show import print_json, printable, table
 from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.backends.base import EngineConfig
     from edge.backends.counts import ExpertForecast
+    from edge.lab.prediction.looks import Looks
     from edge.lab.prediction.predict import Decode, Guess, Prediction, Sustained
+    from edge.lab.prediction.sounds import SoundCost
     from edge.lab.prediction.work import Streaming
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
@@ -63,8 +65,8 @@ def plan(
     """
     from edge.devices.profiles import HOST, find_profile
     from edge.lab.prediction.forecast import forecast
-    from edge.model.catalog import find_local
     from edge.model.model import Model
+    from edge.model.names.catalog import find_local
     from edge.plan.device import assumed_memory
     from edge.run.starting.opening import find_tokenizer
 
@@ -103,9 +105,11 @@ def plan(
     if profile.name != HOST:
         print(f"planned for {assumed_memory(profile, options)}\n")
     print(_bytes(made, system=profile.system, npu=found.npu is not None))
+    own = options.prefix_file
     print(
         f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
+        + (f"\nprefix {printable(own.name)}: {own.size:,} of the KV rows" if own else "")
         + (f"\nKV rows: {made.config.kv_dtype}, {made.dtype_by}" if made.dtype_by else "")
         + (f"\nrows or weights: {made.rows_by} (estimated)" if made.rows_by else "")
         + (f"\nengine: {made.chosen}" if made.chosen else "")
@@ -122,12 +126,12 @@ def plan(
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     if heard:
         print("\n" + table(*heard.table(), left=1))
-        print(_of_encoder(heard.weights, heard.by))
+        print(_of_encoder(heard))
         for line in heard.lacks(made):
             print(line)
     if looks:
         print("\n" + table(*looks.table(), left=1))
-        print(_of_encoder(looks.weights, looks.by))
+        print(_of_encoder(looks))
         print(f"--image-tokens auto: {looks.auto:,} at most, by {looks.auto_by}")
         if over := [f"{look.tokens:,}" for look in looks.sizes if look.peak > made.limit]:
             print(f"the limit, {format_bytes(made.limit)}, is too low for {' and '.join(over)} tokens")
@@ -176,10 +180,12 @@ def _rows_of_drafter(config: EngineConfig) -> str:
     return f"with {config.capacity:,} rows" if config.capacity > 1 else "over the model's rows"
 
 
-def _of_encoder(weights: int, by: str) -> str:
-    """What holds for every row of a table of pictures or sounds. by: what its time is estimated by; empty: unknown."""
-    time = f"is estimated\nby {by}, and the first token's with a prompt of the above length" if by else "is not known"
-    return f"the encoder's {format_bytes(weights)} are in memory while it encodes; its time {time}"
+def _of_encoder(cost: Looks | SoundCost) -> str:
+    """What holds for every row of a table of pictures or sounds."""
+    by = f"is estimated\nby {cost.by}, and the first token's with a prompt of the above length"
+    time = by if cost.by else "is not known"
+    other = f"\nthe cpu engine encodes: {cost.elsewhere}" if cost.elsewhere else ""
+    return f"the encoder's {format_bytes(cost.weights)} are in memory while it encodes; its time {time}{other}"
 
 
 def _play(play: PlayUse) -> str:

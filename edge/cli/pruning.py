@@ -39,7 +39,7 @@ def pruned_prompt(
 
 
 def pruned_line(pruned: Pruned) -> str:
-    """What was taken out, in a line."""
+    """One line about the parts that were removed."""
     number = len(pruned.left)
     out = "1 sentence was" if number == 1 else f"{number or 'no'} sentences were"
     return f"(--prune: {pruned.before:,} tokens became {pruned.after:,}: {out} taken out)"

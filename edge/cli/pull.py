@@ -85,7 +85,7 @@ def _pull_drafter(repository: str, model: Path, *, json: bool, quiet: bool) -> P
     """Download and convert the drafter of a repository's models, if there is one. model: the file of one of them. A
     failure leaves it out."""
     from edge.converters.hub_checkpoint import pull_checkpoint
-    from edge.model.known import drafter_of
+    from edge.model.names.known import drafter_of
 
     name, tell = drafter_of(repository), note if not (quiet or json) else lambda line: None
     if not name:

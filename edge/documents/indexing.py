@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
 from edge.devices.memory import memory_limit, memory_use
 from edge.documents.encoder import MINILM, check_options, embed_passages, full_name, hash_of, load_encoder, open_encoder
+from edge.documents.nearest import build
 from edge.documents.reading import READERS, read_document
 from edge.documents.splitting import MOST, split
 from edge.documents.store import Store, remove_index, writing
@@ -96,45 +97,54 @@ def index(
             on_progress(f"waiting for another edge index {name}", 0, 1)
 
     with writing(name, wait), ExitStack() as failed, Store(name, create=bool(paths)) as store:
-        known, files_before = store.sources, store.files().keys()
+        known = store.sources
         try:
             chosen = full_name(encoder or store.encoder or MINILM)
             model = open_encoder(chosen, options)
             sources_now = list(dict.fromkeys([*known, *paths]))
-            found = list(_files(name, sources_now))
+            unread = list[tuple[str, str]]()
+            count = store.find(_named(_files(name, sources_now), unread))
             store.set_encoder(chosen, hash_of(model))
             store.sources = sources_now
-            added, changed, unread = _read_all(store, found, paths, model, options, on_progress)
+            added, changed = _read_all(store, count, unread, paths, model, options, on_progress)
         except EdgeError:  # a source that fails is none of the index
             if store.new:
                 failed.callback(store.path.unlink)  # when it is closed
             else:
                 store.sources = known
-                store.drop(store.files().keys() - files_before)
+                store.drop_new()
             raise
-        gone = store.files().keys() - set(found)
-        store.drop(gone)
+        gone = store.drop_gone()
         embedded, planned = _embed_all(store, model, options, on_progress)
+        room = (memory_limit().bytes if options.memory is None else options.memory) - memory_use().rss
+        build(store, room, lambda done, whole: on_progress and on_progress("linking vectors", done, whole))
         files, passages, _ = store.counts()
         return Indexed(
-            name, str(store.path), chosen, files, added, changed, len(gone), tuple(unread), passages, embedded,
+            name, str(store.path), chosen, files, added, changed, gone, tuple(unread), passages, embedded,
             store.path.stat().st_size, time.perf_counter() - began, memory_use().peak, planned,
         )  # fmt: skip
 
 
-def remove(name: str, *sources: str | Path) -> None:
-    """Remove sources from an index, with the passages of their files; without any, delete the index. Raises InputError
-    for sources that it does not have."""
+def remove(name: str, *sources: str | Path) -> tuple[int, int]:
+    """Remove sources from an index, with the passages of their files; without any, delete the index. Returns the
+    numbers of files and of passages that left: none of a damaged index. Raises InputError for sources that it does not
+    have."""
     if not sources:
+        gone = 0, 0
+        with suppress(EdgeError), Store(name) as store:
+            gone = store.counts()[:2]
         remove_index(name)
-        return
+        return gone
     paths = _absolute(sources)
     with Store(name) as store, writing(name):
         if unknown := [path for path in paths if path not in store.sources]:
             raise InputError(f"{unknown[0]} is no source of {name}: it has {', '.join(store.sources)}")
+        before = store.counts()
         store.sources = left = [each for each in store.sources if each not in paths]
         inside = tuple(os.path.join(each, "") for each in left)
         store.drop([path for path in store.files() if path not in left and not path.startswith(inside)])
+        after = store.counts()
+        return before[0] - after[0], before[1] - after[1]
 
 
 def _absolute(sources: Sequence[object]) -> list[str]:
@@ -150,17 +160,23 @@ def _is_readable(path: str) -> bool:
 
 
 def _files(name: str, sources: Sequence[str]) -> Iterator[str]:
-    """Yield the files of sources, each once. Raises InputError for a missing source: a disk that is not mounted must
-    not empty an index."""
-    seen = set[str]()
+    """Yield the files of sources. Raises InputError for a missing source: a disk that is not mounted must not empty an
+    index."""
     for source in sources:
         if not _is_readable(source):
             what = "is neither a file nor a folder" if os.path.exists(source) else "is not there"
             raise InputError(f"{source} {what}: edge index {name} {source} --remove takes it out of the index")
-        for path in _walk(source) if os.path.isdir(source) else [source]:
-            if path not in seen:
-                seen.add(path)
-                yield path
+        yield from _walk(source) if os.path.isdir(source) else [source]
+
+
+def _named(paths: Iterable[str], unread: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield the paths that are in UTF-8, as SQLite's text is; the others cannot be read."""
+    for path in paths:
+        try:
+            path.encode()
+            yield path
+        except UnicodeEncodeError:
+            unread.append((path.encode(errors="backslashreplace").decode(), "its name is not in UTF-8"))
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -173,45 +189,43 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def _read_all(
-    store: Store, paths: Sequence[str], named: Sequence[str], model: Model, options: Options,
+    store: Store, found: int, unread: list[tuple[str, str]], named: Sequence[str], model: Model, options: Options,
     on_progress: OnProgress | None,
-) -> tuple[int, int, list[tuple[str, str]]]:  # fmt: skip
-    """Read and split the files that are new or have changed. Returns the numbers of both, and files that could not be
-    read. named: raise the errors of these files."""
-    known, unread = store.files(), list[tuple[str, str]]()
+) -> tuple[int, int]:  # fmt: skip
+    """Read and split those of the files found that are new or have changed. Returns the numbers of both. unread: gets
+    files that could not be read. named: raise the errors of these files."""
     added = changed = 0
     most = min(MOST, model.spec.context * 25 // 32)  # the rest is for the title
 
     def count(text: str) -> int:
         return max(model.tokenizer.encode(text).size, len(text) // _WORD)
 
-    for number, path in enumerate(paths):
-        if on_progress is not None:
-            on_progress("reading files", number, len(paths))
-        before = known.get(path)
-        try:
-            path.encode()  # SQLite's text is UTF-8, and so must names be
-            status = os.stat(path)
-            if before is not None and before[1:] == (status.st_size, status.st_mtime_ns):
-                continue
-            data = _bytes_of(path, status.st_size, options)
-            state = (hashlib.sha256(data).hexdigest(), status.st_size, status.st_mtime_ns)
-            if before is not None and before[0] == state[0]:
-                store.put(path, state, None, ())
-                continue
-            document = read_document(path, data)
-        except UnicodeEncodeError:
-            unread.append((path.encode(errors="backslashreplace").decode(), "its name is not in UTF-8"))
-        except (InputError, MissingExtraError, OSError) as error:
-            if path in named and not isinstance(error, OSError):
-                raise
-            unread.append((path, str(error).removeprefix(f"{path}: ")))
-        else:
-            store.put(path, state, document, split(document, count, most))
-            added, changed = added + (before is None), changed + (before is not None)
+    with store.together() as step:
+        for number, path in enumerate(store.found()):
+            step()
+            if on_progress is not None:
+                on_progress("reading files", number, found)
+            before = store.state(path)
+            try:
+                status = os.stat(path)
+                if before is not None and before[1:] == (status.st_size, status.st_mtime_ns):
+                    continue
+                data = _bytes_of(path, status.st_size, options)
+                state = (hashlib.sha256(data).hexdigest(), status.st_size, status.st_mtime_ns)
+                if before is not None and before[0] == state[0]:
+                    store.put(path, state, None, ())
+                    continue
+                document = read_document(path, data)
+            except (InputError, MissingExtraError, OSError) as error:
+                if path in named and not isinstance(error, OSError):
+                    raise
+                unread.append((path, str(error).removeprefix(f"{path}: ")))
+            else:
+                store.put(path, state, document, split(document, count, most))
+                added, changed = added + (before is None), changed + (before is not None)
     if on_progress is not None:
         on_progress("reading files", 1, 1)
-    return added, changed, unread
+    return added, changed
 
 
 def _bytes_of(path: str, size: int, options: Options) -> bytes:

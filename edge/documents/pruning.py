@@ -1,8 +1,10 @@
 """Shorter texts before a question: whole sentences leave, those that say least about it, and the rest keeps its order.
 
 Code never leaves, nor does a sentence with a number of the question, or with a name: a word that is written in capitals
-there, or is no plain word, such as /etc/fstab. Sentences are ranked by an encoder or a reranker, or by BM25 where there
-is none (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009), with each sentence as a document.
+there, or is no plain word, such as /etc/fstab. Sentences are ranked by BM25 (Robertson and Zaragoza, "The Probabilistic
+Relevance Framework", 2009), with each sentence as a document, and a part of its better neighbour's score, since an
+answer often stands beside the sentence that names its subject. Ranks by an encoder or a reranker are joined with those
+of BM25 by reciprocal ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from edge.documents.searching import DAMPING
 from edge.documents.sentences import Count, sentences
+from edge.documents.words import said_words, stem
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.run.report import Pruned
@@ -21,6 +25,7 @@ from edge.run.session import Session
 AUTO = "auto"
 LEAST = 0.1  # of a text that stays
 _K1, _B = 1.2, 0.75  # of BM25
+_NEAR = 0.5  # of a neighbour's score
 _CODE_LINE = re.compile(r"(?: {4}|\t|[$#>%] )")
 _CODE_SIGNS = re.compile(r"[=;{}|\\<>$#\[\]_/]")
 _SIGNS = 0.08  # of the characters of code, at least
@@ -51,7 +56,7 @@ def parse_prune(value: object) -> float | str | None:
 
 
 def part_that_fits(tokens: int, room: int) -> float:
-    """The part of a text of so many tokens, from LEAST to 1, for which there is room."""
+    """The share of a text of `tokens` tokens, from LEAST to 1, for which there is room."""
     return min(1.0, max(LEAST, room / max(1, tokens)))
 
 
@@ -60,7 +65,7 @@ def prune_texts(
 ) -> tuple[list[str], Pruned]:
     """The texts with the sentences that stay, and what left. keep: the part of their tokens, at most; the best sentence
     stays even if it has more, so that less than a sentence more leaves than was asked for. score: the relevance of
-    sentences to the question; None: BM25. by: what ranked them, for the report."""
+    sentences to the question, beside that of BM25. by: what ranked them, for the report."""
     names = _names(question)
     pieces = [list(_pieces(text, names, count)) for text in texts]
     every = [(number, at) for number, some in enumerate(pieces) for at in range(len(some))]
@@ -69,9 +74,13 @@ def prune_texts(
     gone = set[tuple[int, int]]()
     if loose and after > keep * before:
         said = [pieces[number][at].text.strip() for number, at in loose]
-        scores = bm25(said, question) if score is None else score(said)
+        scores = bm25(said, question)
+        if score is None:
+            scores = _beside(scores, [number for number, _ in loose])
+        else:
+            scores = [sum(each) for each in zip(*map(_reciprocal, (scores, score(said))), strict=True)]
         order = sorted(zip(scores, loose, strict=True), key=lambda pair: (pair[0], -pair[1][0], -pair[1][1]))
-        for _, each in order[:-1]:  # the best sentence stays whatever its size
+        for _, each in order[:-1]:  # the best sentence stays, however long
             if after <= keep * before:
                 break
             gone.add(each)
@@ -103,8 +112,25 @@ def bm25(documents: Sequence[str], question: str) -> list[float]:
     return scores
 
 
+def _beside(scores: Sequence[float], texts: Sequence[int]) -> list[float]:
+    """Scores, each with a part of its better neighbour's in the same text. texts: the number of each one's."""
+    places = range(len(scores))
+    near = [
+        [scores[other] for other in (at - 1, at + 1) if other in places and texts[other] == texts[at]] for at in places
+    ]
+    return [score + _NEAR * max(others, default=0.0) for score, others in zip(scores, near, strict=True)]
+
+
+def _reciprocal(scores: Sequence[float]) -> list[float]:
+    """1 / (60 + rank) of each score; equal scores have the same rank."""
+    ranks = dict[float, int]()
+    for rank, score in enumerate(sorted(scores, reverse=True), 1):
+        ranks.setdefault(score, rank)
+    return [1 / (DAMPING + ranks[score]) for score in scores]
+
+
 def _words(text: str) -> list[str]:
-    return [word.removesuffix("s") for word in re.findall(r"\w+", text.lower())]
+    return [stem(word) for word in said_words(text)]
 
 
 def _names(question: str) -> frozenset[str]:

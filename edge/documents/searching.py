@@ -3,19 +3,20 @@
 Words are ranked by FTS5's BM25, vectors by their cosine with the question's. Both lists are joined by reciprocal ranks:
 a passage has the score Σ 1 / (60 + rank) over the lists that have it (Cormack, Clarke and Büttcher, "Reciprocal Rank
 Fusion outperforms Condorcet and individual Rank Learning Methods", SIGIR 2009). All vectors are compared, in blocks,
-which bounds the memory.
+which bounds the memory; of more than 100,000, those that a graph finds (nearest.py).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
+from edge.documents.nearest import candidates
 from edge.documents.store import Store, Stored
+from edge.documents.words import said_words
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.run.sequences.ranking import ranked
@@ -26,16 +27,9 @@ By = Literal["both", "words", "vectors"]
 
 CANDIDATES = 50  # of each list
 RERANKED = 20  # candidates that a reranker reads
-_DAMPING = 60  # of reciprocal ranks
+DAMPING = 60  # of reciprocal ranks
 _BLOCK = 4096  # vectors that are compared at once
 _MOST_WORDS = 64
-# Words of questions that say nothing of their subject: in a small index even these are rare.
-_COMMON = """
-a about an and are as at be been by can could did do does for from had has have how i if in into is it its me my of on
-one or our shall should so some such than that the their them then there these they this those to us was we were what
-when where which who whom whose why will with would you your
-"""
-_UNSAYING = frozenset(_COMMON.split())
 
 
 @dataclass(frozen=True)
@@ -75,21 +69,20 @@ def join(lists: Sequence[Sequence[int]]) -> dict[int, float]:
     scores = dict[int, float]()
     for ids in lists:
         for rank, each in enumerate(ids, 1):
-            scores[each] = scores.get(each, 0.0) + 1 / (_DAMPING + rank)
+            scores[each] = scores.get(each, 0.0) + 1 / (DAMPING + rank)
     return scores
 
 
 def by_words(store: Store, question: str, most: int = CANDIDATES) -> list[int]:
     """Ids of the passages that have words of the question, the best first."""
-    said = dict.fromkeys(re.findall(r"\w+", question.lower()))
-    words = ([each for each in said if each not in _UNSAYING] or list(said))[:_MOST_WORDS]
+    words = list(dict.fromkeys(said_words(question)))[:_MOST_WORDS]
     return store.find_words(" OR ".join(f'"{word}"' for word in words), most) if words else []
 
 
 def by_vectors(store: Store, vector: FloatArray, most: int = CANDIDATES) -> list[int]:
     """Ids of the passages whose vectors are nearest, the best first. vector: float32 [size]."""
     best_ids, best = np.empty(0, np.int64), np.empty(0, np.float32)
-    for ids, scales, codes in store.vectors(vector.size, _BLOCK):
+    for ids, scales, codes in store.vectors(vector.size, _BLOCK, candidates(store, vector, most)):
         best_ids = np.concatenate([best_ids, ids])
         best = np.concatenate([best, (codes.astype(np.float32) @ vector) * scales])
         order = np.lexsort((best_ids, -best))[:most]

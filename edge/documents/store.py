@@ -6,7 +6,8 @@
     facts     the sources, and the encoder of the vectors
 
 A vector is int8 [size], its values divided by `scale`; all vectors have length 1. A file's passages are replaced, and
-vectors added, in transactions: an interrupted run leaves a whole index, and the next one goes on.
+vectors added, in transactions: an interrupted run leaves a whole index, and the next one goes on. While sources are
+read, two temporary tables hold the paths that were there before and those that were found, which may be millions.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import json
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".sqlite"
 _VERSION = 1
 _PATIENCE_S = 10.0  # for another process's transaction
+_TOGETHER_S = 0.5  # of changes in one transaction
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE files (
@@ -59,6 +62,7 @@ CREATE TRIGGER words_removed AFTER DELETE ON passages BEGIN
 END;
 PRAGMA user_version = {_VERSION};
 """
+_BEFORE = "CREATE TEMP TABLE IF NOT EXISTS before AS SELECT path FROM files"
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,11 @@ def writing(name: str, waiting: Callable[[str], None] = lambda holder: None) -> 
     """Let one process at a time change an index; the others wait. waiting: is called once then. Raises InputError,
     CacheError."""
     path = index_path(name)
-    with _explained(path):
-        make_private_folder(path.parent)
-        with file_lock(path.with_suffix(".lock"), waiting=waiting):
-            yield
+    with ExitStack() as held:
+        with _explained(path):
+            make_private_folder(path.parent)
+            held.enter_context(file_lock(path.with_suffix(".lock"), waiting=waiting))
+        yield
 
 
 def remove_index(name: str) -> None:
@@ -124,6 +129,8 @@ def remove_index(name: str) -> None:
     _check_there(name)
     with writing(name), _explained(index_path(name)):
         index_path(name).unlink()
+        for suffix in (".usearch", ".partial"):
+            index_path(name).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _check_there(name: str) -> None:
@@ -175,16 +182,38 @@ class Store:
         self._base.close()
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, which counts as a whole or not at all."""
+    def together(self) -> Iterator[Callable[[], None]]:
+        """Write changes in common transactions: one for each file costs a disk some 40 ms. Yields what is to be called
+        between two changes, which ends a transaction after half a second."""
+        began = time.monotonic()
+
+        def step() -> None:
+            nonlocal began
+            if time.monotonic() - began > _TOGETHER_S:
+                self._run("COMMIT")
+                self._run("BEGIN IMMEDIATE")
+                began = time.monotonic()
+
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield step
+        except BaseException:
+            self._base.rollback()  # unless SQLite has done so
+            raise
+        self._run("COMMIT")
+
+    def _run(self, statement: str) -> None:
         with _explained(self.path):
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-            except BaseException:
-                self._base.execute("ROLLBACK")
-                raise
-            self._base.execute("COMMIT")
+            self._base.execute(statement)
+
+    @contextmanager
+    def _changing(self, *, passages: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction, or a part of one, which counts as a whole or not at all. passages: it may change these."""
+        with _explained(self.path), nullcontext() if self._base.in_transaction else self.together():
+            before = self._base.total_changes
+            yield self._base
+            if passages and self._base.total_changes != before:
+                self._base.execute("DELETE FROM facts WHERE name = 'near'")
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         with _explained(self.path):
@@ -213,18 +242,39 @@ class Store:
 
     def set_encoder(self, name: str, sha256: str) -> None:
         """State the encoder. Vectors of another one leave."""
-        with self._changing() as base:
-            if self.encoder_hash not in (None, sha256):
+        changed = self.encoder_hash not in (None, sha256)
+        with self._changing(passages=changed) as base:
+            if changed:
                 base.execute("UPDATE passages SET vector = NULL, scale = NULL")
             for fact, value in (("encoder", name), ("encoder_hash", sha256)):
                 base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (fact, value))
+
+    # The graph of its vectors (nearest.py)
+
+    @property
+    def near_path(self) -> Path:
+        return self.path.with_suffix(".usearch")
+
+    @property
+    def near(self) -> str | None:
+        """The mark of the file that has the present vectors: a change of these makes it stale."""
+        return self._fact("near")
+
+    @near.setter
+    def near(self, mark: str) -> None:
+        self._set_fact("near", mark)
+
+    def vector_size(self) -> tuple[int, int]:
+        """The values of a vector, and the number of vectors."""
+        [[size, count]] = self._rows("SELECT max(length(vector)), count(vector) FROM passages")
+        return int(size or 0), int(count)
 
     def _fact(self, name: str) -> str | None:
         found = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
         return str(found[0][0]) if found else None
 
     def _set_fact(self, name: str, value: str) -> None:
-        with self._changing() as base:
+        with self._changing(passages=False) as base:
             base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     # Files and passages
@@ -237,15 +287,48 @@ class Store:
         )
         return found[0], found[1], found[2]
 
-    def files(self) -> dict[str, tuple[str, int, int]]:
-        """SHA-256, size and time of the last change (nanoseconds) of each file, by its path."""
-        return {path: tuple(state) for path, *state in self._rows("SELECT path, sha256, size, changed FROM files")}
+    def files(self) -> Iterator[str]:
+        """The paths of all files."""
+        return (row[0] for row in self._rows("SELECT path FROM files"))
+
+    def state(self, path: str) -> tuple[str, int, int] | None:
+        """SHA-256, size and time of the last change (nanoseconds) of a file."""
+        found = self._rows("SELECT sha256, size, changed FROM files WHERE path = ?", (path,))
+        return found[0] if found else None
+
+    def find(self, paths: Iterable[str]) -> int:
+        """Note the paths of all files that sources have now, each once. Returns their number."""
+        with _explained(self.path):
+            self._base.executescript(f"{_BEFORE}; CREATE TEMP TABLE found (id INTEGER PRIMARY KEY, path TEXT UNIQUE);")
+            with self.together():
+                self._base.executemany("INSERT OR IGNORE INTO found (path) VALUES (?)", ((each,) for each in paths))
+            return int(self._rows("SELECT count(*) FROM found")[0][0])
+
+    def found(self) -> Iterator[str]:
+        """The paths that were found, in their order."""
+        rows = [(0, "")]
+        while rows := self._rows("SELECT id, path FROM found WHERE id > ? ORDER BY id LIMIT 1000", (rows[-1][0],)):
+            yield from (path for _, path in rows)
+
+    def drop_gone(self) -> int:
+        """Remove the files that were not found. Returns their number."""
+        return self._drop_but("found")
+
+    def drop_new(self) -> None:
+        """Remove the files that were not there before any were found."""
+        with self._changing() as base:
+            base.execute(_BEFORE)
+        self._drop_but("before")
+
+    def _drop_but(self, kept: str) -> int:
+        with self._changing() as base:
+            return base.execute(f"DELETE FROM files WHERE path NOT IN (SELECT path FROM temp.{kept})").rowcount
 
     def put(
         self, path: str, state: tuple[str, int, int], document: Document | None, passages: Iterable[Passage]
     ) -> None:
         """Replace a file's passages; without a document only its state."""
-        with self._changing() as base:
+        with self._changing(passages=document is not None) as base:
             if document is None:
                 base.execute("UPDATE files SET sha256 = ?, size = ?, changed = ? WHERE path = ?", (*state, path))
                 return
@@ -261,7 +344,7 @@ class Store:
     def drop(self, paths: Iterable[str]) -> None:
         """Remove files and their passages."""
         with self._changing() as base:
-            base.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in paths])
+            base.executemany("DELETE FROM files WHERE path = ?", ((path,) for path in paths))
 
     def passages(self, ids: Sequence[int]) -> list[Stored]:
         """Passages by their ids, in this order; those that have left meanwhile are missing."""
@@ -287,10 +370,14 @@ class Store:
         with self._changing() as base:
             base.executemany("UPDATE passages SET scale = ?, vector = ? WHERE id = ?", rows)
 
-    def vectors(self, size: int, at_once: int) -> Iterator[tuple[AnyArray, FloatArray, AnyArray]]:
-        """Yield ids, int64 [n], scales, float32 [n], and codes, int8 [n, size], n at most `at_once`."""
+    def vectors(
+        self, size: int, at_once: int, only: Sequence[int] | None = None
+    ) -> Iterator[tuple[AnyArray, FloatArray, AnyArray]]:
+        """Yield ids, int64 [n], scales, float32 [n], and codes, int8 [n, size], n at most `at_once`. only: of these
+        passages, some hundreds."""
+        some = "" if only is None else f" AND id IN ({','.join(map(str, only))})"
         with _explained(self.path), closing(self._base.cursor()) as cursor:
-            cursor.execute("SELECT id, scale, vector FROM passages WHERE length(vector) = ?", (size,))
+            cursor.execute("SELECT id, scale, vector FROM passages WHERE length(vector) = ?" + some, (size,))
             while rows := cursor.fetchmany(at_once):
                 ids, scales, codes = zip(*rows, strict=True)
                 yield (

@@ -338,6 +338,10 @@ def _read_header(path: Path, size: int, cursor: _Cursor, *, part: bool) -> GGUFF
         raise ModelFormatError(f"not a GGUF file: only {size} bytes")
     magic = struct.pack("<I", cursor.scalar(_SCALARS[4]))
     if magic != b"GGUF":
+        if magic == b"EDGE":
+            raise ModelFormatError(
+                "not a GGUF file, but a bundle's, which apps open: name the model that it was made of"
+            )
         raise ModelFormatError(f"not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
     version = cursor.scalar(_SCALARS[4])
     if version and version & 0xFFFF == 0:

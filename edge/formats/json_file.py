@@ -8,7 +8,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from edge.devices.regular import read_bounded
+from edge.devices.regular import check_file, read_bounded
 from edge.errors import InputError, ModelFormatError
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
@@ -28,8 +28,7 @@ def read_list(path: Path) -> list[Any]:
 def read_given(path: Path, what: str) -> Any:
     """Read a user's JSON file, which errors call `what`. Raises InputError."""
     try:
-        if not path.is_file():
-            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        check_file(path)
         if path.stat().st_size > _MOST_GIVEN:
             raise InputError(f"{path} is larger than {_MOST_GIVEN >> 20} MiB: that is no {what}")
         return json.loads(path.read_bytes())

@@ -6,7 +6,6 @@ tokenizer and chat template without weights, for the readers of GGUF files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -121,6 +120,8 @@ def content_hash(file: GGUFFile) -> str:
     """The SHA-256 over the hashes of all of a model's files, hexadecimal. Raises InputError, ModelFormatError."""
     folder = file.folder
     files = [file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
+    import hashlib  # loads OpenSSL
+
     return hashlib.sha256("".join(fingerprint(path).sha256 for path in files).encode()).hexdigest()
 
 

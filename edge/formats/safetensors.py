@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -64,6 +64,11 @@ class Stored:
 
 def read_header(path: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file, by name. Raises ModelFormatError with one line."""
+    return read_whole_header(path)[0]
+
+
+def read_whole_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of a safetensors file, by name, and the texts of its metadata. Raises ModelFormatError."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -77,11 +82,12 @@ def read_header(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
     said = parse_object(text, f"{path}: its header")
-    said.pop("__metadata__", None)
+    more = said.pop("__metadata__", None)
+    facts = {key: value for key, value in more.items() if isinstance(value, str)} if isinstance(more, dict) else {}
     first = 8 + length
     found = {name: _stored(path, name, entry, first) for name, entry in said.items()}
     _check_places(path, found, first, size)
-    return found
+    return found, facts
 
 
 def _stored(path: Path, name: str, entry: Any, first: int) -> Stored:
@@ -143,9 +149,11 @@ def write_safetensors(
     tensors: Sequence[Planned],
     data: Iterable[AnyArray],
     progress: Callable[[float], None] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the file. data: every tensor in order, produced on demand, BF16 as uint16. Raises OSError."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    """Write the file. data: every tensor in order, produced on demand, BF16 as uint16. facts: metadata. Raises
+    OSError."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(facts or {})}}
     at = 0
     for tensor in tensors:
         place = [at, at + tensor.nbytes]

@@ -1,4 +1,4 @@
-"""A short way to the end of an answer: the tokens that close what is open, by a grammar whatever it is.
+"""A short way to the end of an answer, by any grammar: tokens that close its open strings, lists and objects.
 
 The way is found token by token, not among all: a string is closed before it is continued, an object before it gets
 another key. It may be longer than the shortest one.

@@ -140,7 +140,7 @@ class Matcher:
         return token
 
     def _way_behind(self, token: int, most: int) -> list[int] | None:
-        """A way to the end, of at most so many tokens, behind a token; mostly the one that is known."""
+        """A way to the end behind a token, of at most `most` tokens: mostly the known one."""
         behind = self._matcher.deep_copy()
         behind.consume_token(token)
         if self._way is not None:

@@ -72,8 +72,8 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
     if name not in _POLICIES:
         raise InputError(f"unknown KV policy {name!r}: choose auto, {', '.join(_POLICIES)}")
     make: type[Any] = getattr(import_module(f"edge.kv.{name}"), _POLICIES[name])
-    options = {each.name: int if each.type == "int" else float for each in fields(make)}
-    chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options and name != "window" else {}
+    options = {each.name: int if each.type == "int" else float for each in fields(make) if name != "window"}
+    chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
     for pair in rest.split(",") if colon else ():
         key, _, value = pair.partition("=")
         if key not in options:

@@ -21,16 +21,16 @@ from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
 from edge.media.mel import RATE
 from edge.model.adapters.lora import is_adapter, read_adapter
-from edge.model.catalog import find_model
 from edge.model.chat.thinking import find_family
 from edge.model.drafters.assistant import is_assistant, read_assistant
 from edge.model.drafters.eagle import is_eagle, read_eagle
-from edge.model.mtp import mtp_layers, mtp_tensors
+from edge.model.names.catalog import find_model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.mtp import mtp_layers, mtp_tensors
+from edge.model.structure.spec import ModelSpec
 from edge.model.tokens.tokenizer import check_known
 from edge.model.towers import AUDIO, VISION, is_mmproj, read_ears, read_tower, senses_of
-from edge.model.whisper import words_file
+from edge.model.whisper import MISHEARD, words_file
 from edge.model.whisper.checkpoint import is_checkpoint
 from edge.plan.npu import NpuUse, npu_use
 from edge.storage.fingerprint import hash_file
@@ -196,11 +196,12 @@ def inspect_model(
 
 def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
     """Whether an engine runs a model, and if not, why; nothing is loaded."""
+    misheard: tuple[str, ...] = ()
     if spec.ears:
-        file, spec = words_file(file), replace(spec, ears=None)
+        file, spec, misheard = words_file(file), replace(spec, ears=None), MISHEARD
     try:
         backend = find_backend(name, file, spec)
-        dtypes = backend.CAPABILITIES.kv_dtypes
+        dtypes = [each for each in backend.CAPABILITIES.kv_dtypes if each not in misheard]
         rows = {each: _row_bytes(backend, spec, each) for each in dtypes}
         windows = {each: _footprint(backend, spec, each, spec.context).fixed_kv for each in dtypes}
         return EngineUse(name, rows, None, {each: size for each, size in windows.items() if size})

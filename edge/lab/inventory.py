@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Literal
@@ -22,10 +23,10 @@ from edge.hub.names import Reference
 from edge.hub.quants import label_of
 from edge.hub.removal import remove_cached
 from edge.lab.inspection import engine_use
-from edge.model.catalog import PACKAGED, hub_reference, installed_parts
 from edge.model.chat.thinking import find_family
+from edge.model.names.catalog import PACKAGED, hub_reference, installed_parts
 from edge.model.reader import read_spec
-from edge.model.spec import model_key
+from edge.model.structure.spec import model_key
 from edge.run.history import last_run
 from edge.storage import cache
 from edge.storage.fingerprint import FileState
@@ -47,7 +48,7 @@ class Summary:
     context: int = 0
     chat: bool = False
     thinks: bool = False
-    key: str = ""  # `edge.model.spec.model_key`
+    key: str = ""  # `edge.model.structure.spec.model_key`
     engines: tuple[str, ...] = ()  # that run the model
     refused: dict[str, str] = field(default_factory=dict)  # why other engines do not
     reason: str | None = None  # why edge cannot run the file
@@ -64,12 +65,19 @@ class LocalModel:
     last_used: float  # seconds since 1970
     by: Literal["run", "read", "written"]  # the event that `last_used` dates
     summary: Summary
+    packed: int = 0  # bytes on disk of weights that the native engine has packed of it
 
 
 def models() -> list[LocalModel]:
     """Models in installed packages, the Hub's cache folder and edge's own, last used first. Damaged and foreign files
     are included, with the reason."""
-    return sorted([*_packaged(), *_downloaded(), *_joined()], key=lambda each: -each.last_used)
+    packed = Counter[str | None]()
+    with suppress(CacheError):
+        for each in cache.entries("weights"):
+            packed[each.about] += each.bytes
+    found = [*_packaged(), *_downloaded(), *_joined()]
+    found = [replace(each, packed=packed[each.path.name]) if each.path else each for each in found]
+    return sorted(found, key=lambda each: -each.last_used)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.budget import format_bytes
+from edge.devices.regular import check_file
 from edge.errors import InputError, MissingExtraError
 from edge.types import AnyArray
 
@@ -198,6 +199,8 @@ class Image:
         except FileNotFoundError:
             raise InputError(f"{self.name}: no such file") from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno:  # the system's, not Pillow's
+                raise InputError(f"{self.name}: cannot be read ({error.strerror})") from None
             why = str(error).strip().partition("\n")[0][:120] or type(error).__name__
             raise InputError(
                 f"{self.name} cannot be read as a picture ({why}): the file is damaged or cut off"
@@ -232,8 +235,7 @@ def _stream(source: Path | bytes) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield BytesIO(source)
         return
-    if not source.is_file():
-        raise InputError(f"{source}: {'not a file' if source.exists() else 'no such file'}")
+    check_file(source)
     if (size := source.stat().st_size) > MOST_FILE:
         raise InputError(f"{source} has {size >> 20} MiB, and a picture {MOST_FILE >> 20} at most")
     with open(source, "rb") as stream:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from edge.devices.regular import check_file
 from edge.errors import InputError, MissingExtraError
 from edge.media.av import EXTRA, Opened, container_of
 from edge.media.mel import RATE
@@ -118,8 +119,7 @@ def _open(source: Source, rate: int | None, check: Check | None) -> SoundStream:
     path = Path(source)
     if rate is not None:
         raise InputError(f"{path}: a file states its own rate, which is given for arrays and raw bytes only")
-    if not path.is_file():
-        raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    check_file(path)
     try:
         file = open(path, "rb")  # noqa: SIM115 - the sound closes it
     except OSError as error:

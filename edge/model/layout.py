@@ -15,9 +15,9 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import UNSTATED, USUAL, USUAL_EXPERTS, find_network
 from edge.model.cores import Tensor
-from edge.model.fallback import figure, read_fallback
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import figure, read_fallback
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import FUSED, JOINED
 
 Listed = tuple[str, tuple[int, ...]]

@@ -18,9 +18,9 @@ from edge.formats.blocks import block_size
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
 from edge.model.cores import EXACT, Bits
-from edge.model.layers import TABLE
 from edge.model.layout import Listed
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import TABLE
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 
 MIXTURES = {  # the type of most matrices, by name; the best first

@@ -19,14 +19,14 @@ import numpy as np
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import MAX_STRING, GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
-from edge.model.catalog import find_model
 from edge.model.chat.chat_template import ChatTemplate
 from edge.model.chat.messages import parse_tools
 from edge.model.chat.parts import Segment
 from edge.model.chat.thinking import Think
-from edge.model.prompt import Looks, Prompt, joined
+from edge.model.names.catalog import find_model
+from edge.model.parts.prompt import Looks, Prompt, joined
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec, check_generates
+from edge.model.structure.spec import ModelSpec, check_generates
 from edge.model.tensors import find_network
 from edge.model.tokens.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
@@ -35,8 +35,8 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from edge.model.adapters.prefix import Prefix, PrefixFile
     from edge.model.chat.media_parts import Medium, Sense
-    from edge.model.given import GivenRows
-    from edge.model.tail import Tail
+    from edge.model.parts.given import GivenRows
+    from edge.model.structure.tail import Tail
     from edge.model.towers import Layout
     from edge.tools.formats import ToolFormat
 
@@ -139,13 +139,13 @@ class Model:
             if system is not None:
                 raise _needs_template("a system prompt")
             return Prompt(self._with_bos(self._plain(text, think, special=raw)))
-        segments = self.template.first_turn(_some(text), system, think)
+        segments = self.template.first_turn(_words(text), system, think)
         return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
     def prompt_of(self, *parts: str | IntArray | FloatArray) -> Prompt:
         """Create a prompt of parts, in their order, without the chat template: texts, in which control tokens are
         recognized, token ids, int [n], and rows in place of embeddings, float32 [n, hidden]. Raises InputError."""
-        from edge.model.given import GivenRows
+        from edge.model.parts.given import GivenRows
 
         check_generates(self.spec)
         given, blocks = None, list[IntArray]()
@@ -181,7 +181,7 @@ class Model:
             check_generates(self.spec)
             return Prompt(self._plain(text, think, special=True, start=False))
         template = self._needed_template()
-        segments = template.next_turn(_some(text), think)
+        segments = template.next_turn(_words(text), think)
         return Prompt(self._encode_segments(segments), template.begins_thinking(think))
 
     def chat_prompt(
@@ -277,7 +277,7 @@ class Model:
     @cached_property
     def tail(self) -> Tail:
         """The matrices behind the pooling of a text's states, read when they are first used."""
-        from edge.model.tail import Tail
+        from edge.model.structure.tail import Tail
 
         return Tail(self.file, find_network(self.spec))
 
@@ -341,7 +341,7 @@ class Model:
         """The segments with texts and ids of rows in place of media, and the rows. Raises InputError."""
         if not any(segment.medium for segment in segments):
             return segments, None
-        from edge.model.given import GivenRows
+        from edge.model.parts.given import GivenRows
 
         found, given = list[Segment](), GivenRows.of(self.spec)
         for segment in segments:
@@ -442,6 +442,16 @@ def _some(text: str | Iterable[str]) -> Iterator[str]:
         yield part
     if empty:
         raise InputError("the prompt is empty")
+
+
+def _words(text: str | Iterable[str]) -> Iterator[str]:
+    """As `_some`, of a turn of a conversation, which says nothing by blanks alone."""
+    blank = True
+    for part in _some(text):
+        blank = blank and not part.strip()
+        yield part
+    if blank:
+        raise InputError("the prompt has blanks alone: write a question, or --raw continues them as text")
 
 
 def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> Model:

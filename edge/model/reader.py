@@ -13,10 +13,10 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
 from edge.model.cores import NextToken
-from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
-from edge.model.layers import Block, is_behind
-from edge.model.mtp import ASSISTANT, EAGLE, SHARED, mtp_file, without_mtp
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
+from edge.model.structure.layers import Block, is_behind
+from edge.model.structure.mtp import ASSISTANT, EAGLE, SHARED, mtp_file, without_mtp
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these

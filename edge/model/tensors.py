@@ -10,9 +10,9 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, factors_of, input_factor_name
 from edge.model.architectures import LACKING
 from edge.model.cores import Attention, Tensor
-from edge.model.layers import Network
-from edge.model.mtp import without_mtp
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.mtp import without_mtp
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 from edge.types import AnyArray
 

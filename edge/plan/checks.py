@@ -7,14 +7,14 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.backends import engines_with
-from edge.backends.base import Capabilities
+from edge.backends.base import Backend, Capabilities
 from edge.backends.counts import FixedSizes
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs
 from edge.kv.policy import check_options
 from edge.kv.quest import PAGE
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.resolved import Resolved
 from edge.types import GRANULARITIES
@@ -56,13 +56,8 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
-    if options.gpu_memory is not None and not has.gpu and (options.backend, options.provider) != (AUTO, None):
-        other = engines_with("gpu")[0]
-        raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend={other}")
-    if run.kv_dtype not in has.kv_dtypes:
-        raise UnsupportedError(
-            f"the {backend.NAME} engine has no KV dtype {run.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
-        )
+    check_gpu_memory(backend, options)
+    check_engine(backend, run.kv_dtype, run.threads, elsewhere=elsewhere)
     _check_sinks(run)
     most = backend.most_rows(spec, options.expected_tokens)
     for flag, value, low, high in (
@@ -72,19 +67,24 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         ("logits_rows", options.logits_rows, 1, 8192),
         ("loras", options.loras, 1, _MOST_SEQUENCES),
         ("--prefill-step-size", run.chunk, 1, 8192),
-        ("--threads", run.threads, 1, 1024),
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
     if spec.encoder and options.prefill_step_size is not None:
         raise InputError("--prefill-step-size: an encoder runs whole texts: state --max-kv-size for shorter ones")
-    if not elsewhere:
-        check_threads(run.threads)
     if has.granularity == "token" and not _keeps_newest(run):
         raise UnsupportedError(
             f"--kv-policy={run.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
+
+
+def check_gpu_memory(backend: Backend, options: Options) -> None:
+    """Raise UnsupportedError if a budget for a GPU's memory is stated for an engine that uses none."""
+    stated = options.gpu_memory is not None and (options.backend, options.provider) != (AUTO, None)
+    if stated and not backend.CAPABILITIES.gpu:
+        other = engines_with("gpu")[0]
+        raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend={other}")
 
 
 def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
@@ -146,6 +146,17 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
         raise InputError(f"{name} must be a whole number, at least {low}, not {brief(value)}")
     if high is not None and not low <= value <= high:
         raise InputError(f"{name} must be from {low} to {high}, not {brief(value)}{why if value > high else ''}")
+
+
+def check_engine(backend: Backend, kv_dtype: str, threads: int | None, *, elsewhere: bool = False) -> None:
+    """What every model asks of an engine, one that hears as well. Raises InputError, UnsupportedError."""
+    known = backend.CAPABILITIES.kv_dtypes
+    if kv_dtype not in known:
+        raise UnsupportedError(f"the {backend.NAME} engine has no KV dtype {kv_dtype!r}: choose {', '.join(known)}")
+    if elsewhere:
+        check_count("--threads", threads, 1, 1024)
+    else:
+        check_threads(threads)
 
 
 def check_threads(threads: int | None) -> None:

@@ -11,7 +11,7 @@ from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.engines import engine_of, plan_here
 from edge.plan.kv_losses import find_losses

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -16,12 +15,13 @@ from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend, EngineConfig
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
+from edge.devices.keys import key_of
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError, CacheError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.drafters.draft import check_draft
-from edge.model.mtp import mtp_file
-from edge.model.spec import ModelSpec, model_key
+from edge.model.structure.mtp import mtp_file
+from edge.model.structure.spec import ModelSpec, model_key
 from edge.options import AUTO, Options
 from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan, first_fit, make_plan
@@ -208,7 +208,7 @@ def keep_race(spec: ModelSpec, race: Race) -> None:
 def _key(spec: ModelSpec) -> str:
     """The key of model, processor and GPU, as far as they are known without a driver."""
     device = (cpu_key(), seen_gpus(), os.environ.get(VARIABLE, ""))
-    return hashlib.sha256(repr((model_key(spec), device, own_versions()["edge"])).encode()).hexdigest()[:32]
+    return key_of(repr((model_key(spec), device, own_versions()["edge"])))
 
 
 def cpu_key() -> str:

@@ -6,13 +6,13 @@ to a model's content, an engine and a version of edge.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 
 from edge.backends.base import Backend
+from edge.devices.keys import key_of
 from edge.errors import CacheError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import content_hash
@@ -68,7 +68,7 @@ def remember_losses(file: GGUFFile, backend: Backend, found: Losses) -> None:
 
 
 def _key(sha256: str, engine: str) -> str:
-    return hashlib.sha256(repr((sha256, engine, edge_version())).encode()).hexdigest()
+    return key_of(repr((sha256, engine, edge_version())))
 
 
 def _read(key: str) -> Losses:

@@ -16,7 +16,7 @@ from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedErro
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 if TYPE_CHECKING:

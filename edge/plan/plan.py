@@ -22,7 +22,7 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
 from edge.model.adapters.lora_file import LoraSize
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE, configurations, read_again, shorter_chunks
 from edge.plan.checks import least_rows
@@ -171,7 +171,7 @@ def first_fit(
             if config.resident:
                 config, counted = _balanced(run, config, limit, before)
                 config, counted, rows_by = _streamed_or_evicted(run, config, counted, fitting, limit, before)
-            for each in [*_with_drafts(run, config, mtp=elsewhere is None), config]:
+            for each in [*_with_drafts(run, config, mtp=elsewhere is None or run.backend.DRAFTS_ELSEWHERE), config]:
                 if fits(counted := before.bytes_of(run, each)) and (chosen := _compiled_within(limit, each, before)):
                     return replace(_plan(run, chosen, counted, limit, card, before), rows_by=rows_by)
             lacking = None  # the process has no room to compile, rather than the card
@@ -187,6 +187,12 @@ def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
     if gpu is None or gpu.unified or gpu.free is None:
         return None
     return MemoryLimit(max(0, gpu.free - _CARD_RESERVE), "free GPU memory")
+
+
+def card_limit(card: MemoryLimit) -> str:
+    """The limit of `gpu_limit` in the words of an error."""
+    what = "--gpu-memory is" if card.source == "budget" else "its free memory, less a margin, is"
+    return f"{what} {format_bytes(card.bytes)}"
 
 
 def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize) -> Plan:
@@ -403,14 +409,13 @@ def _card_too_small(runs: Sequence[Resolved], card: MemoryLimit, before: _Before
     """An error that states the need of the options on the GPU, and the configuration that needs least there."""
     needs = [(counted.gpu, config) for _, config, counted in before.count(runs)]
     least, config = min(needs, key=lambda each: each[0])
-    stated = "--gpu-memory is" if card.source == "budget" else "its free memory, less a margin, is"
     advice = (
         f"the smallest that fits is --gpu-memory {-(-least >> 20)}MiB"
         if card.source == "budget"
         else f"{format_bytes(least)} are the least that fit"
     )
     return BudgetError(
-        f"needs {format_bytes(needs[0][0])} of GPU memory, {stated} {format_bytes(card.bytes)}: {advice} "
+        f"needs {format_bytes(needs[0][0])} of GPU memory, {card_limit(card)}: {advice} "
         f"({config.capacity} KV rows); engines on the CPU need none"
     )
 

@@ -10,7 +10,7 @@ from edge.backends.base import Backend
 from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.errors import InputError, UnsupportedError
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import SMALLEST_ROWS, check_request, fixed_sizes, least_rows
 from edge.plan.resolved import Resolved

@@ -11,7 +11,7 @@ from edge.backends.counts import GPUMemory, Tuned
 from edge.devices.host import usable_cores
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.records import dataclass
 
@@ -93,21 +93,16 @@ class Resolved:
         own, spec = self.draft_config(config), self._draft_spec(config)
         if own is None or spec is None:
             return 0
-        around = 0
-        if spec.assists:
+        around, draft = 0, self.options.draft_file
+        if draft and (spec.assists or spec.features):
             from edge.backends.reference.assistant import around_bytes  # here: few models have one
 
-            assert self.options.draft_file is not None
             own_bytes = self.backend.around_bytes(spec)
             around = around_bytes(spec) if own_bytes is None else own_bytes
-            _, spec = self.options.draft_file.layers_for(self.spec)
+            spec = draft.layers_for(self.spec)[1] if spec.assists else spec
         need = self.backend.footprint(spec, own)
         state = spec.features.size if spec.features else spec.hidden if config.mtp else 0
         waiting = 4 * MTP_STATES * _STATE_COPIES * state
-        if spec.features:
-            from edge.backends.token_table import DEQUANTIZE_BYTES  # here: few models have a head
-
-            waiting += DEQUANTIZE_BYTES  # to look up embeddings
         return need.weights + need.kv + need.scratch + need.runtime + waiting + around
 
     @property

@@ -30,7 +30,7 @@ from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, Block, PrefixTree, pref
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
-_APART = 256  # tokens between stored ends of messages: a tail may take as much memory as so many rows
+_APART = 256  # tokens between stored ends of messages: a tail may take as much memory as these rows
 _WAIT_S = 1.0  # patience with the lock: a signal handler that interrupted `store` would wait forever
 
 _UNKNOWN = Cost()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 

@@ -8,7 +8,6 @@ under a temporary name and renamed, with the folder locked against other writers
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.devices.keys import blake2b
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import InputError
 from edge.prompt_cache.tree import BLOCK, Block, agreement, prefix_name
@@ -201,7 +201,7 @@ def _checksum(block: Block) -> bytes:
     """
     words = np.frombuffer(block.data, np.uint64, len(block.data) // 8)
     lines = words[: words.size // _LINE * _LINE].reshape(-1, _LINE)
-    digest = hashlib.blake2b(f"{block.parent} {len(block.data)}".encode(), digest_size=16)
+    digest = blake2b(f"{block.parent} {len(block.data)}".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(block.tokens, np.int32).tobytes())
     digest.update(lines.sum(axis=0, dtype=np.uint64).tobytes() + lines.sum(axis=1, dtype=np.uint64).tobytes())
     digest.update(memoryview(block.data)[8 * lines.size :])

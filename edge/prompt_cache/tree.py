@@ -8,7 +8,6 @@ longer copy, which replaces it.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -16,6 +15,7 @@ from itertools import islice
 
 import numpy as np
 
+from edge.devices.keys import blake2b
 from edge.records import dataclass
 from edge.types import IntArray
 
@@ -48,13 +48,13 @@ class Block:
 
 def root_name(key: str) -> str:
     """The name of the empty prefix for `key` (`KVCache.key`): a model, engine and settings."""
-    return hashlib.blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
+    return blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
 
 
 def prefix_name(parent: str, tokens: IntArray) -> str:
     """The name, in hexadecimal, of the prefix `parent` followed by `tokens`."""
     content = bytes.fromhex(parent) + np.ascontiguousarray(tokens, np.int32).tobytes()
-    return hashlib.blake2b(content, digest_size=_NAME_BYTES).hexdigest()
+    return blake2b(content, digest_size=_NAME_BYTES).hexdigest()
 
 
 def agreement(one: IntArray, other: IntArray) -> int:

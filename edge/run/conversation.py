@@ -26,8 +26,8 @@ from edge.formats.json_file import read_given
 from edge.model.chat.messages import parse_messages, parse_tools
 from edge.model.chat.parts import has_media, kind_of, text_of_parts
 from edge.model.chat.thinking import Think
-from edge.model.prompt import Prompt
-from edge.model.spec import check_generates
+from edge.model.parts.prompt import Prompt
+from edge.model.structure.spec import check_generates
 from edge.run.arguments import check_media, check_text
 from edge.run.batching.scheduler import Pieces
 from edge.run.report import RunReport, ToolCall

@@ -46,8 +46,8 @@ def grounded(
     documents: Grounds | Grounded, reader: Reader, prompt: Any, messages: Sequence[Mapping[str, Any]] | None,
     system: str | None, max_tokens: int | None,
 ) -> tuple[Any, Any, Grounded]:  # fmt: skip
-    """The prompt or the messages of a call with their question behind passages, and what was found. A `Grounded` says
-    what a prompt has already. Raises InputError."""
+    """The prompt or the messages of a call with their question behind passages, and the passages. A `Grounded` lists
+    those that a prompt has already. Raises InputError."""
     if isinstance(documents, Grounded):
         return prompt, messages, documents
     if messages is None:

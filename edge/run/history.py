@@ -21,7 +21,7 @@ from edge.devices.host import processor
 from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError, InputError
-from edge.model.spec import ModelSpec, model_key
+from edge.model.structure.spec import ModelSpec, model_key
 from edge.records import dataclass
 from edge.storage.cache import cache_folder
 from edge.storage.lock import file_lock
@@ -29,7 +29,7 @@ from edge.values import parse
 
 if TYPE_CHECKING:
     from edge.plan.plan import Plan
-    from edge.run.generation import Generation
+    from edge.run.decoding.generation import Generation
     from edge.run.report import RunReport, Team
 
 _MOST_BYTES = 1 << 18  # about 500 runs

@@ -22,8 +22,8 @@ OnEnd = Callable[[RunReport | Exception], None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of one generation, called between two passes: they must return quickly. Raises InputError for what is
-    no function."""
+    """Callbacks of one generation, called between two passes: they must return quickly. Raises InputError for a
+    callback that is no function."""
 
     prefill: OnPrefill | None = None  # after each pass of the prompt
     thought: OnThought | None = None  # each piece of thoughts

@@ -17,7 +17,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora, open_lora
 from edge.model.adapters.lora_file import Loras
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
 from edge.run.budgets.meters import EnergyMeter
@@ -61,11 +61,9 @@ class Loaded:
 
     def _find_learned(self) -> RowImportance:
         """The fitted importance of rows. Fitting takes some seconds, once per model, before the model is loaded."""
-        from edge.backends.calibration_text import TEXT  # here: other policies' starts do without
-        from edge.backends.reference import learned
+        from edge.backends.reference import learned  # here: other policies' starts do without
 
-        file, spec = self.model.file, self.model.spec
-        return learned.stored(file, spec) or learned.find(file, spec, self.model.tokenizer.encode(TEXT))
+        return learned.find_for(self.model.file, self.model.spec, self.model.tokenizer.encode)
 
     def _new_engine(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None

@@ -15,7 +15,7 @@ from edge.devices.memory import release_free_memory
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, least_rows
 from edge.plan.plan import Plan
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
 from edge.run.report import Action, Given
 from edge.run.sequences.sequence import TokenSequence
 
@@ -115,7 +115,8 @@ class Reclaimer:
     def _floor(self, sequence: TokenSequence) -> int:
         """The smallest capacity to which the sequence's cache may shrink, in rows."""
         kv = sequence.engine.kv
-        used = 0 if sequence.policy.evicts else kv.capacity - kv.free
+        searches = self.run is not None and self.run.request.beams is not None  # a search returns to all of its rows
+        used = kv.capacity - kv.free if searches or not sequence.policy.evicts else 0
         return min(kv.capacity, max(self._fewest, used))
 
     def _note(self, what: Given, freed: int, left: int, cause: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, field
 from typing import Any, Literal
 
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
-from edge.model.prompt import Looks
+from edge.model.parts.prompt import Looks
 from edge.records import dataclass
 
 SCHEMA = 1
@@ -320,12 +320,14 @@ class Pruned:
 @dataclass(frozen=True)
 class Branched:
     """The generations of which `vote` or `outline` made the answer. side_by_side: those that ran in common passes, at
-    most. route: what the model said that the question needs: "points", "steps" or "text"; None: it was not asked."""
+    most. route: what the model said that the question needs: "points", "steps" or "text"; None: it was not asked.
+    one_piece: why an outline was answered in one piece."""
 
     by: Literal["vote", "outline"]
     branches: tuple[BranchUse, ...]
     side_by_side: int
     route: str | None = None
+    one_piece: str | None = None
 
 
 @dataclass(frozen=True)

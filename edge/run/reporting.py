@@ -12,7 +12,7 @@ from edge.devices.thermal import Zone
 from edge.errors import MEMORY_SHORT, IncompleteError, ShortMemoryError
 from edge.options import Options
 from edge.run.budgets.meters import Watch
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, PrefixUse, RunReport, team_since
 from edge.run.sequences.sequence import TokenSequence

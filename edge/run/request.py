@@ -13,7 +13,7 @@ from edge.grammar.grammar import Grammar
 from edge.model.chat.parts import MEDIA
 from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.options import Options
 from edge.records import dataclass
 from edge.run.arguments import (
@@ -119,6 +119,8 @@ class Request:
                 f"--length-penalty must be from -{MOST_PENALTY} to {MOST_PENALTY}, not {self.length_penalty!r:.40}"
             )
         if self.beams is None:
+            if self.length_penalty != 1:
+                raise InputError("--length-penalty is for a search: state --beams, too")
             return
         if not isinstance(self.beams, int) or isinstance(self.beams, bool) or not 1 <= self.beams <= MOST_BEAMS:
             raise InputError(f"--beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r:.40}")

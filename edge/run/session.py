@@ -22,19 +22,19 @@ from edge.grammar.grammar import Grammar
 from edge.model.adapters.lora import Lora
 from edge.model.adapters.lora_file import Loras, parse_lora
 from edge.model.chat.thinking import Think
-from edge.model.layers import Pooling
 from edge.model.model import Model
-from edge.model.spec import deaf
+from edge.model.structure.layers import Pooling
+from edge.model.structure.spec import deaf
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_list, check_meter, check_prompt, check_text, check_top
 from edge.run.batching.scheduler import Scheduler, stepwise
 from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
 from edge.run.budgets.shares import whole_of
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
+from edge.run.decoding.loop import begin, generate
 from edge.run.hooks import NO_HOOKS, Hooks, OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.loaded import Loaded
-from edge.run.loop import begin, generate
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Heard, Messages, Picture, Request, Text, Tools, prompt_of
@@ -319,7 +319,9 @@ class Session:
         temperature: draw at this one (default: greedily, and again at higher ones while a text fails).
         beam_size: texts that are searched at once, for `patience` times as many finished ones. best_of: texts that are
         drawn at higher temperatures. length_penalty: GNMT's, of which texts are compared (default: by their mean).
-        vad: pass over silence and steady noise. condition_on_previous_text: prompt each window with the text before.
+        vad: pass over silence and steady noise ("energy", or True), also over music and noise that is no speech
+        ("silero", of the extra `voice`), or over nothing ("none", or False).
+        condition_on_previous_text: prompt each window with the text before.
         time_limit, energy_limit, time_spent, energy_spent, keep_text: as in `stream`.
         place: go on from here, the `place` of an earlier transcription of the same sound.
         on_progress: called with the seconds heard, and those of the whole, None if unknown.
@@ -366,7 +368,7 @@ class Session:
         Raises BusyError during a generation, InputError for fewer than two tokens, a `first` out of range, or more
         tokens than fit if the policy may not evict.
         """
-        from edge.run.logprobs import score
+        from edge.run.decoding.logprobs import score
 
         self.steps.check_idle()
         self._check_open()

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
-from edge.model.spec import deaf
+from edge.model.structure.spec import deaf
 from edge.run.request import Request as Generating
 from edge.run.session import Session
 from edge.server import page

@@ -68,7 +68,7 @@ class Connection(H11Protocol):
             self._set_deadline()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Answer bytes that are not HTTP."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(RefusedError(400, "the request is not HTTP/1.1", code="http"))
         else:

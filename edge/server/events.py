@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from edge.records import dataclass
@@ -119,7 +118,6 @@ class Flow:
         self.prompt_tokens = 0  # of the request, once it has begun
         self._ready = asyncio.Event()
         self.closed = False
-        self._on_close: list[Callable[[], None]] = []
 
     def put(self, event: Event | Exception) -> None:
         """Queue an event, or an exception, which ends the request. A client that leaves more than MOST_WAITING unread
@@ -166,18 +164,11 @@ class Flow:
             self._events.popleft()
         return first if len(texts) == 1 else Piece(first.choice, "".join(texts), first.thought)
 
-    def on_close(self, action: Callable[[], None]) -> None:
-        """Call `action` when the flow is closed."""
-        self._on_close.append(action)
-
     def close(self) -> None:
-        """Drop waiting and later events, and call the actions of `on_close`."""
+        """Drop waiting and later events."""
         with self._lock:
             self.closed = True
             self._events.clear()
-        for action in self._on_close:
-            action()
-        self._on_close = []
 
 
 def _size(event: Event | Exception) -> int:

@@ -49,8 +49,8 @@ class Fetcher:
     allowed: Callable[[Address], bool] = is_public
 
     def fill(self, parts: Iterable[dict[str, Any]], claim: Callable[[int], None]) -> None:
-        """Put the pictures in place of their addresses, as data URLs. claim: called before so many bytes are kept.
-        Raises RefusedError."""
+        """Put the pictures in place of their addresses, as data URLs. claim: called with a number of bytes
+        before they are kept. Raises RefusedError."""
         until, left = time.monotonic() + self.seconds, self.most
         for part in parts:
             holder, key = _place(part)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge.server.deadline import Deadline
 from edge.server.refusal import RefusedError, protocol_of, refusal_of
-from edge.values import parse
+from edge.values import brief, parse
 
 MOST_VALUES = 1 << 18  # values in a body: each takes many times its text in memory
 DEEPEST = 64  # nesting of lists and objects
@@ -127,11 +127,11 @@ def _too_deep(value: Any) -> bool:
 def parse_body(kind: type[T], data: Any, where: str = "") -> T:
     """The checked fields of a body, or of a part of it. Raises RefusedError, which names the wrong field."""
     if not isinstance(data, dict):
-        raise RefusedError(400, "the request must be a JSON object", code="json")
+        raise RefusedError(400, f"{where or 'the request'} must be a JSON object, not {brief(data)}", code="json")
     try:
         return parse(kind, data, where)
     except ValueError as error:
-        message = str(error)
+        message = str(error).replace("must be a table", "must be an object")
         raise RefusedError(400, message, param=message.split(" ", 1)[0][:80], code="invalid_value") from None
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from edge.errors import InputError
 from edge.model.chat.media_parts import SENT
+from edge.model.chat.messages import SEEN
 from edge.model.chat.parts import MEDIA, has_media, kind_of, newest, text_of_parts
 from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.prompt import Prompt
-from edge.model.spec import check_generates
-from edge.run.logprobs import Reader
+from edge.model.parts.prompt import Prompt
+from edge.model.structure.spec import check_generates
+from edge.run.decoding.logprobs import Reader
 from edge.run.request import Chat, Messages, Request
 from edge.run.session import Session
 from edge.server.events import Scored
@@ -65,6 +66,15 @@ def content_of(content: Any, where: str, *, strict: bool = False) -> str | list[
         elif text := text_of([*run], where, strict=strict):
             found.append({"type": "text", "text": text})
     return found
+
+
+def said_by(role: str, content: Any, where: str, *, strict: bool = False) -> str | list[dict[str, Any]]:
+    """The content of a message of this role, in which users and tools show pictures and sounds. Raises RefusedError,
+    also for a user without any."""
+    if role == "user" and (content is None or content == []):
+        why = f"{where} is missing: a message of the user has a text, or a list of parts"
+        raise RefusedError(400, why, code="invalid_value", param=where)
+    return (content_of if role in SEEN else text_of)(content, where, strict=strict)
 
 
 def chat_of(messages: Iterable[dict[str, Any]], *options: Any, **more: Any) -> Chat:

@@ -134,8 +134,8 @@ def _write(path: Path, record: Completion) -> None:
 
 
 def _checksum(path: Path) -> int:
-    checksum = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
+    checksum, block = 0, memoryview(bytearray(1 << 18))  # one for all: new ones are pages that the system clears
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            checksum = zlib.crc32(block[:count], checksum)
     return checksum

@@ -11,19 +11,19 @@ mtime restored is hashed again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from edge.devices.keys import key_of
 from edge.errors import CacheError, InputError
 from edge.records import dataclass
 from edge.storage import cache
 from edge.types import Progress
 
-_BLOCK = 1 << 20  # bytes read at a time
+_BLOCK = 1 << 18  # bytes read at a time
 _TICK = 2_000_000_000  # nanoseconds, the coarsest resolution of file times: two changes within it look like one
 _SHA256 = re.compile(rb"[0-9a-f]{64}")
 
@@ -64,7 +64,7 @@ def fingerprint(path: Path, progress: Progress | None = None) -> Fingerprint:
     Raises InputError if the file cannot be read, or changes meanwhile.
     """
     state, now = _state(path), time.time_ns()
-    key = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
+    key = key_of(repr(state))
     if known := _remembered(key):
         return Fingerprint(path, known, state)
     found = Fingerprint(path, hash_file(path, progress), state)
@@ -77,13 +77,15 @@ def fingerprint(path: Path, progress: Progress | None = None) -> Fingerprint:
 
 def hash_file(path: Path, progress: Progress | None = None) -> str:
     """The SHA-256 of a whole file, hexadecimal. Raises InputError if it cannot be read."""
-    digest, done = hashlib.sha256(), 0
+    import hashlib  # loads OpenSSL
+
+    digest, done, block = hashlib.sha256(), 0, memoryview(bytearray(_BLOCK))
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                done += len(block)
+            while count := file.readinto(block):
+                digest.update(block[:count])
+                done += count
                 if progress:
                     progress(min(1.0, done / max(1, size)))
     except OSError as error:

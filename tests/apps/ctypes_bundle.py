@@ -22,14 +22,9 @@ LIBRARY, MODEL = "libedge.so", "model.edge"
 
 
 ERRORS: dict[int, type[EdgeError]] = {
-    Status.BAD_ARGUMENT: InputError,
-    Status.BAD_FILE: ModelFormatError,
-    Status.UNSUPPORTED: UnsupportedError,
-    Status.NO_MEMORY: BudgetError,
-    Status.BUSY: BusyError,
-    Status.FULL: InputError,
-    Status.FAILED: EngineError,
-}
+    Status.BAD_ARGUMENT: InputError, Status.BAD_FILE: ModelFormatError, Status.UNSUPPORTED: UnsupportedError,
+    Status.NO_MEMORY: BudgetError, Status.BUSY: BusyError, Status.FULL: InputError, Status.FAILED: EngineError,
+}  # fmt: skip
 
 
 class _Struct(ctypes.Structure):
@@ -241,7 +236,7 @@ class BundleSession:
         return Piece(None if piece.token < 0 else piece.token, text, Finish(piece.finish), (piece.done, piece.asked))
 
     def pieces(self) -> Iterator[Piece]:
-        """Of the answer, up to its end."""
+        """Pieces of the answer, up to its end."""
         while True:
             piece = self.next()
             yield piece
@@ -274,9 +269,6 @@ class BundleSession:
     def load(self, state: bytes) -> None:
         data = ctypes.create_string_buffer(state, len(state))
         self._call("edge_load", byref(_Stream(-1, ctypes.addressof(data), len(data))))
-
-    def save_to(self, fd: int) -> None:
-        self._call("edge_save", byref(_Stream(fd)))
 
     def load_from(self, fd: int) -> None:
         self._call("edge_load", byref(_Stream(fd)))
@@ -335,7 +327,7 @@ class BundleSession:
         samples = np.ascontiguousarray(samples, np.float32)
         taken = self._call("edge_hear", c_void_p(samples.ctypes.data), c_size_t(samples.size), byref(found))
         fields = {name: getattr(found, name) for name, kind in members(SEGMENT)[1:]}
-        fields |= {name: (fields[name] or b"").decode() for name in ("text", "language")}
+        fields |= {name: (fields[name] or b"").decode() for name in ("text", "language", "words")}
         return taken, fields | {"tokens": tuple(found.tokens[: found.tokens_count])}
 
     def transcribe(self, samples: FloatArray, *, piece: int = 1 << 20, **options: Any) -> Iterator[dict[str, Any]]:

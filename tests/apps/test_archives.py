@@ -15,7 +15,6 @@ from kotlin_programs import LIBRARIES, classpath, java_home
 from edge import export
 from edge.apps.archives import AAR, JAR, write_aar
 from edge.backends.tvm.targets import choose_target
-from edge.errors import InputError, UnsupportedError
 
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 MAVEN = pytest.mark.skipif(shutil.which("mvn") is None, reason="no Maven")
@@ -66,14 +65,3 @@ def test_aar_has_both_machines_and_the_same_bytes_again(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "classes.jar") as classes:
         assert {"edge/runtime/EdgeSession.class", "edge/runtime/AndroidSensors.class"} <= {*classes.namelist()}
     assert os.path.getsize(tmp_path / "classes.jar") < 200_000
-
-
-def test_invalid_archives_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--aar is for the package kotlin, and this is c"):
-        export(model_of(MODEL), tmp_path / "kit", aar=True)
-    with pytest.raises(InputError, match="bundles for Android have x86_64"):
-        export(model_of(MODEL), tmp_path / "kit", abi="x86_64")
-    with pytest.raises(UnsupportedError, match="no --package swift for android"):
-        export(model_of(MODEL), tmp_path / "kit", device="pixel-9", package="swift")
-    with pytest.raises(InputError, match="--package rust is unknown: choose swift, kotlin, web, c"):
-        export(model_of(MODEL), tmp_path / "kit", package="rust")

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from bundles import bundle_sources
-from runtime_library import C_FILES, build
+from runtime_library import C_FILES, CHECKED, build
 from test_assistant import pair  # noqa: F401
+from test_draft_model import LARGE, OTHER
+from test_eagle import head  # noqa: F401
+from test_mtp_drafts import MODEL as PREDICTS
 from test_runtime_assistant import EAGER
 
 PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
-CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OPENING = (
     "error.c", "model.c", "open.c", "trust.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c",
     "letters.c", "utf8.c", "cpu.c", "posix.c", "linux.c",
@@ -59,9 +61,14 @@ def test_damaged_files_are_errors_in_sessions_too(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_damaged_assistants_are_errors(pair: tuple[Path, Path]) -> None:  # noqa: F811
-    """In the file inside model.edge, and around it."""
-    opened, count = fuzz(str(pair[0]), 50_000, 3, sessions=True, draft=str(pair[1]))
+@pytest.mark.parametrize("by", ["assistant", "layer", "head", "model"])
+def test_damaged_drafts_are_errors(by: str, pair: tuple[Path, Path], head: Path) -> None:  # noqa: F811
+    """Bytes of the file inside model.edge that drafts are damaged, and bytes around it."""
+    model, count, options = {
+        "assistant": (pair[0], 50_000, {"draft": str(pair[1])}), "layer": (PREDICTS, 6000, {"kv_policy": "streaming"}),
+        "head": (PREDICTS, 6000, {"draft": str(head)}), "model": (LARGE, 6000, {"draft": str(OTHER)}),
+    }[by]  # fmt: skip
+    opened, _ = fuzz(str(model), count, 3, sessions=True, **options)
     assert 0.1 * count < opened < 0.9 * count
 
 

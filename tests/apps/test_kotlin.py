@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from bundles import Answer, bundle_of, pair_of
-from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin
-from runtime_library import WARNINGS, includes
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin, run_with_bundle
+from objects import WARNINGS
+from runtime_library import includes
 
 from edge.apps.enums import Role
 
@@ -104,7 +105,7 @@ def test_closed_session_raises_an_error(echo: dict[str, list[str]]) -> None:
 
 
 def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) -> None:
-    """By taking fewer pieces, by cancelling the coroutine, by `cancel`, by closing the session and the model."""
+    """An app takes fewer pieces, cancels the coroutine, calls `cancel`, or closes the session or the model."""
     assert echo["three"] == ["slo"]
     assert echo["three finish"] == ["INTERRUPTED"]
     assert echo["next"] == ["next"]
@@ -129,7 +130,7 @@ def test_energy_is_current_times_voltage_or_unknown(phone: dict[str, list[str]])
     assert phone["gap"] == ["[0.0, 0.0, 0.0]"]
 
 
-def test_sensors_are_android_s(phone: dict[str, list[str]]) -> None:
+def test_readings_come_from_the_sensors_of_android(phone: dict[str, list[str]]) -> None:
     assert phone["nothing"] == ["Readings(joules=null, celsius=null, headroom=null, available=700)"]
     assert phone["read"] == ["Readings(joules=4.0, celsius=31.5, headroom=0.5, available=0)"]  # 2 W for 2 s
     assert phone["asked"] == ["3"]  # thermal headroom, of five readings in two seconds
@@ -147,7 +148,7 @@ def test_steps_are_reported_to_android_s_hint_session(phone: dict[str, list[str]
 
 
 def test_session_closes_its_hints(phone: dict[str, list[str]]) -> None:
-    """Of four tokens and an end, the first step has the prompt."""
+    """There are four tokens and an end; the first step has the prompt."""
     assert re.fullmatch(r"\(\[create, close\], [34]\) create \[100, 101\] true", phone["session"][0])
     assert re.fullmatch(r"\(\[create, close\], [34]\)", phone["set"][0])
 
@@ -169,9 +170,7 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
 def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
     """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
     pytest.importorskip("tvm_ffi")
-    program, bundle = programs(), bundle_of(MODEL, **ROWS)
-    library = build_jni(bundle / "libedge.a")
-    said = run_kotlin(program, "edge.runtime.BundleKt", library, str(bundle / "model.edge"), str(tmp_path))
+    said = run_with_bundle("edge.runtime.BundleKt", bundle_of(MODEL, **ROWS), tmp_path)
     warm = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
     greedy = {"temperature": 0, "max_tokens": 6, "ignore_eos": 1}
     with pair_of(MODEL, **ROWS) as pair:

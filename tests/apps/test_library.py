@@ -6,45 +6,32 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import open_golden
-from runtime_library import C_FILES, WARNINGS, build, includes
+from conftest import exhaustive, open_golden
+from runtime_library import build
+from shared import made_once
 
 pytest.importorskip("tvm_ffi")
 
-from edge.apps.library import (
-    GPU,
-    LIBC,
-    LIBDL,
-    LIBM,
-    SHARED,
-    STATIC,
-    exported,
-    find_toolchain,
-    make_library,
-)  # fmt: skip
-from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
+from edge.apps.library import GPU, LIBC, LIBDL, LIBM, SHARED, STATIC, exported, find_toolchain, make_library
+from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target
 from edge.errors import InputError, UnsupportedError
-from edge.model.model import Model
 
-TABLES = {
-    "trusted.c": '#include "bundle.h"\n#include "calling.h"\n'
-    "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
-    "adapter_reader *const EDGE_ADAPTERS = NULL;\n"
-    "piece_splitter *const EDGE_PIECES = NULL;\ntext_composer *const EDGE_COMPOSER = NULL;\n"
-    "embedder *const EDGE_EMBED = NULL;\n"
-    "const ears_kind *const EDGE_EARS = NULL;\n"
-    "const tools_kind *const EDGE_TOOLS = NULL;\n"
-    "const eyes_kind *const EDGE_EYES = NULL;\nconst encoder_kind *const EDGE_SEES = NULL;\n"
-    "const sounds_kind *const EDGE_SOUNDS = NULL;\n"
-    "const drafter_kind *const EDGE_DRAFTER = NULL;\nconst encoder_kind *const EDGE_DRAFTS = NULL;\n"
-    "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
-    "session_racer *const EDGE_RACE = NULL;\n"
-}
+ABSENT = (
+    ("table_reader", "TABLE"), ("adapter_reader", "ADAPTERS"), ("piece_splitter", "PIECES"),
+    ("text_composer", "COMPOSER"), ("const scores_kind", "SCORES"), ("embedder", "EMBED"), ("const ears_kind", "EARS"),
+    ("const tools_kind", "TOOLS"), ("const eyes_kind", "EYES"), ("const encoder_kind", "SEES"),
+    ("const sounds_kind", "SOUNDS"), ("const drafter_kind", "DRAFTER"), ("const encoder_kind", "DRAFTS"),
+    ("const accelerator_kind", "GPU"), ("const accelerator_kind", "NPU"), ("const accelerator_kind", "PAGE"),
+    ("session_racer", "RACE"),
+)  # fmt: skip
+TRUSTED = '#include "bundle.h"\n#include "calling.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n' + "".join(
+    f"{kind} *const EDGE_{name} = NULL;\n" for kind, name in ABSENT
+)
 OPENING = r"""
 #include <stdio.h>
 #include "edge.h"
@@ -58,45 +45,42 @@ int main(void)
     return 0;
 }
 """
-WITH_GPU = (
-    TABLES["trusted.c"].replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu").replace("RACE = NULL", "RACE = begin_faster")
-)
-SYSTEMS = ["linux", "android"]
+WITH_GPU = TRUSTED.replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu").replace("RACE = NULL", "RACE = begin_faster")
+OURS = choose_target().name if platform.machine() == "x86_64" else "avx2"  # which other bundles have
+LIBRARIES = {  # machine, system and instruction set
+    "linux": ("x86_64", "linux", OURS), "emulator": ("x86_64", "android", OURS),
+    "phone": ("aarch64", "android", "dotprod"),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("name", ["linux", "emulator", exhaustive("phone")])
 PAGE = 16 << 10
 
 
-def make(
-    model: Model, folder: Path, system: str, *isas: str, kv_dtype: str = "f16", gpu: bool = False, **more: str
-) -> Path:
-    """A library for x86-64 Linux or ARM64 Android. gpu: with the files of the GPU's pass."""
-    machine = {"linux": "x86_64", "android": "aarch64"}[system]
+def made(name: str, *, gpu: bool = False) -> Path:
+    """The folder of a library. gpu: with the files of the GPU's pass."""
+    machine, system, isa = LIBRARIES[name]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
-    layout = make_layout(model.file, model.spec, halve=True)
-    designs = exported_designs(layout, kv_dtype, machine, system, isas=isas or None)
-    folder.mkdir()
-    files = sorted(GPU.glob("*.c")) if gpu else []
-    make_library(designs, folder, machine, system, tables=TABLES | more, more=files)
-    return folder
+    trusted, files = (WITH_GPU, sorted(GPU.glob("*.c"))) if gpu else (TRUSTED, [])
+
+    def make(folder: Path) -> None:
+        model = open_golden("llama-gqa-tied").model
+        layout = make_layout(model.file, model.spec, halve=True)
+        folder.mkdir()
+        designs = exported_designs(layout, "f16", machine, system, isas=[isa])
+        make_library(designs, folder, machine, system, tables={"trusted.c": trusted}, more=files)
+
+    return made_once(make, name, "library", gpu)
 
 
 def ask(program: str, *arguments: str | Path) -> str:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Libraries with one instruction set."""
-    model, folder = open_golden("llama-gqa-tied").model, tmp_path_factory.mktemp("libraries")
-    isas = {"linux": "avx2", "android": "dotprod"}
-    return {system: make(model, folder / system, system, isas[system]) for system in SYSTEMS}
-
-
+@EACH
 @pytest.mark.slow
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_loaders_find_what_they_want_in_the_library(made: dict[str, Path], system: str) -> None:
+def test_loaders_find_what_they_want_in_the_library(name: str) -> None:
     """Pages of 16 KiB, no relocations in code, no executable stack, and whole pages that are sealed after loading."""
-    library = made[system] / SHARED
+    library = made(name) / SHARED
     segments = re.findall(
         r"^ +([A-Z_]+) +0x(\w+) 0x(\w+) 0x\w+ 0x\w+ 0x(\w+) ([RWE ]{3}) 0x(\w+)$", ask("readelf", "-lW", library), re.M
     )
@@ -119,13 +103,13 @@ def test_loaders_find_what_they_want_in_the_library(made: dict[str, Path], syste
     named = {tag: re.findall(r"\[(.*)\]", value) for tag, value in dynamic if tag == "SONAME"}
     assert named == {"SONAME": [SHARED]}
     needed = {re.sub(r".*\[(.*)\]", r"\1", value) for tag, value in dynamic if tag == "NEEDED"}
-    assert needed == ({"libc.so", "libm.so"} if system == "android" else {"libc.so.6", "libm.so.6"})
+    assert needed == ({"libc.so.6", "libm.so.6"} if name == "linux" else {"libc.so", "libm.so"})
 
 
+@EACH
 @pytest.mark.slow
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_library_exports_the_header_and_calls_allowed_functions(made: dict[str, Path], system: str) -> None:
-    library = made[system] / SHARED
+def test_library_exports_the_header_and_calls_allowed_functions(name: str) -> None:
+    library = made(name) / SHARED
     symbols = [line.split() for line in ask("nm", "-DP", library).splitlines()]
     assert {name for name, kind, *_ in symbols if kind == "T"} == set(exported())
     undefined = {name.partition("@")[0] for name, kind, *_ in symbols if kind in "Uw"}
@@ -136,25 +120,25 @@ def test_library_exports_the_header_and_calls_allowed_functions(made: dict[str, 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
-    """And takes 48 KiB at most."""
-    model, tables = open_golden("llama-gqa-tied").model, {"trusted.c": WITH_GPU}
-    folder = make(model, tmp_path / "gpu", "android", "dotprod", gpu=True, **tables)
-    undefined = {line.split()[0].partition("@")[0] for line in ask("nm", "-DPu", folder / SHARED).splitlines()}
+def test_pass_of_a_gpu_calls_what_bionic_has() -> None:
+    """The pass takes 48 KiB at most."""
+    with_gpu = made("phone", gpu=True) / SHARED
+    undefined = {line.split()[0].partition("@")[0] for line in ask("nm", "-DPu", with_gpu).splitlines()}
     assert {"dlopen", "dlsym", "uname"} <= undefined <= {*LIBC, *LIBDL, *LIBM}
-    without, size = (path.stat().st_size for path in (made["android"] / SHARED, folder / SHARED))
+    without, size = (path.stat().st_size for path in (made("phone") / SHARED, with_gpu))
     assert without < size <= without + (48 << 10)
 
 
 @pytest.mark.slow
-def test_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_archive_is_all_that_a_program_needs(tmp_path: Path) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the program runs on x86-64")
     (tmp_path / "main.c").write_text(OPENING)
-    said = ask(str(build([tmp_path / "main.c", made["linux"] / STATIC])))
+    archive = made("linux") / STATIC
+    said = ask(str(build([tmp_path / "main.c", archive])))
     assert said.startswith("-2 ")
     assert "no-such-file" in said
-    assert ".debug" not in ask("readelf", "-SW", made["linux"] / STATIC)
+    assert ".debug" not in ask("readelf", "-SW", archive)
 
 
 def test_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,43 +159,16 @@ def test_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPat
         find_toolchain("aarch64", "ios")
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("no-such-compiler -O2", "CC names the compiler no-such-compiler, which is not there: correct it, or unset CC"),
-        ("/", "CC names the compiler /, which is not there"), ("'", "CC is not understood: No closing quotation"),
-        ("true", "CC names true, which does not answer"),
-        ("false", "CC names false, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"),
-    ],
-)  # fmt: skip
-def test_compiler_that_is_named_must_be_one(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("command", "says"), [
+    ("no-such-compiler -O2", "CC names the compiler no-such-compiler, which is not there: correct it, or unset CC"),
+    ("/", "CC names the compiler /, which is not there"), ("'", "CC is not understood: No closing quotation"),
+    ("true", "CC names true, which does not answer"),
+    ("false", "CC names false, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"),
+])  # fmt: skip
+def test_cc_that_names_no_compiler_is_refused(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", command)
     with pytest.raises(InputError) as raised:
         find_toolchain(platform.machine(), "linux")
     assert says in str(raised.value)
     monkeypatch.setenv("CC", " ")
     find_toolchain(platform.machine(), "linux")
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_apple_library_calls_public_functions_only(tmp_path: Path) -> None:
-    """By zig, which has Apple's headers and a linker of Mach-O."""
-    pytest.importorskip("ziglang", reason="pip install ziglang")
-    model = open_golden("llama-gqa-tied").model
-    designs = exported_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
-    (tmp_path / "passes.c").write_text(passes_source(designs))
-    (tmp_path / "trusted.c").write_text(WITH_GPU)
-    sources = [*C_FILES, *GPU.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
-    library = tmp_path / "libedge.dylib"
-    ask(
-        sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", *WARNINGS, *includes(),
-        f"-I{GPU}", "-Os", "-dynamiclib", *sources, "-o", library,
-    )  # fmt: skip
-    called = set(re.findall(r"\b_(\w+)$", ask("llvm-objdump", "--macho", "--bind", "--lazy-bind", library), re.M))
-    assert {"mmap", "pthread_create", "dlsym"} <= called
-    assert called <= {
-        *LIBC, *LIBDL, *LIBM, "sysctlbyname", "arc4random_buf", "getpagesize", "bzero", "__error", "__memcpy_chk",
-        "__sincos_stret", "pthread_cond_broadcast", "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_init",
-        "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_set_qos_class_self_np", "task_info", "mach_task_self_",
-    }  # fmt: skip

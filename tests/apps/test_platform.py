@@ -11,19 +11,19 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import exhaustive
 from ctypes_bundle import _Error as Error
 from ctypes_bundle import _Source as Source
 from runtime_library import PLATFORM, build, load_runtime
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
-from edge.devices.host import _granted_cores, usable_cores
+from edge.devices.host import _granted_cores
 from edge.devices.profiles import find_profile, profile_names
 from edge.options import Options
 from edge.plan.device import limits_of
@@ -82,6 +82,20 @@ def map_file(system: Any, source: Source) -> bytes | str:
     return data
 
 
+def test_whole_pages_are_returned_and_are_zero(system: Any) -> None:
+    pages, size = 64, mmap.PAGESIZE
+    address = system.map_memory(ctypes.c_size_t(pages * size))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (pages * size)).from_address(address))
+    memory[:] = 7
+    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t((pages - 1) * size))
+    assert (memory[:size] == 7).all()
+    assert not memory[size:-size].any()
+    assert (memory[-size:] == 7).all()
+    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t(100))  # no whole page
+    assert memory[10] == 7
+    system.unmap_memory(ctypes.c_void_p(address), ctypes.c_size_t(pages * size))
+
+
 def test_files_are_mapped_whole_or_in_part(system: Any, tmp_path: Path) -> None:
     content, path = os.urandom(3 * mmap.PAGESIZE + 100), tmp_path / "model.edge"
     path.write_bytes(content)
@@ -114,7 +128,7 @@ def test_files_that_cannot_be_mapped_are_refused(system: Any, tmp_path: Path) ->
 
 
 def test_files_are_read_and_written_whole(system: Any) -> None:
-    """Through a pipe, which takes and gives parts."""
+    """A pipe takes and gives parts of what is written and read."""
     content = np.frombuffer(os.urandom(1 << 20), np.uint8)
     found = np.zeros(content.size + 1, np.uint8)
     out, into = os.pipe()
@@ -133,53 +147,12 @@ def test_files_are_read_and_written_whole(system: Any) -> None:
     assert system.write_fd(into, ctypes.c_void_p(found.ctypes.data), ctypes.c_uint64(1)) == -1
 
 
-def test_whole_pages_are_returned_and_are_zero(system: Any) -> None:
-    pages = 64
-    address = system.map_memory(ctypes.c_size_t(pages * mmap.PAGESIZE))
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (pages * mmap.PAGESIZE)).from_address(address))
-    assert not memory.any()
-    memory[:] = 7
-    assert resident(address, pages) == pages
-    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t((pages - 1) * mmap.PAGESIZE))
-    assert resident(address, pages) == 2
-    assert (memory[: mmap.PAGESIZE] == 7).all()
-    assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
-    assert (memory[-mmap.PAGESIZE :] == 7).all()
-    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t(100))  # no whole page
-    assert memory[10] == 7
-    system.unmap_memory(ctypes.c_void_p(address), ctypes.c_size_t(pages * mmap.PAGESIZE))
-    assert not system.map_memory(ctypes.c_size_t(1 << 62))
-
-
-def resident(address: int, pages: int) -> int:
-    """Pages in memory: the kernel's count for a whole process is some hundred pages late."""
-    found = (ctypes.c_ubyte * pages)()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(pages * mmap.PAGESIZE), found) == 0
-    return sum(each & 1 for each in found)
-
-
-def test_clocks_and_seeds(system: Any) -> None:
-    for found, clock in ((system.now_seconds, time.monotonic), (system.cpu_seconds, time.process_time)):
-        before = clock()
-        assert before - 0.02 <= found() <= clock() + 0.02  # a system's clocks need not tick together
-    start = time.monotonic()
-    system.sleep_seconds(ctypes.c_double(0.02))
-    assert time.monotonic() - start >= 0.02
-    for none in (0.0, -1.0, float("nan")):
-        system.sleep_seconds(ctypes.c_double(none))
-    assert len({system.random_seed() for _ in range(100)}) == 100
-
-
 def test_instruction_sets_are_those_of_the_python_engine(system: Any) -> None:
     machine = platform.machine()
     for target in TARGETS:
         expected = target.machine == machine and target.name != "generic" and target.flags <= _cpu_flags()
         assert system.runs_isa(target.name.encode()) == expected, target.name
     assert not system.runs_isa(b"sve")
-
-
-def test_fast_cores_are_allowed_physical_cores(system: Any) -> None:
-    assert system.fastest_cores() == usable_cores()
 
 
 CORES = """
@@ -278,8 +251,10 @@ def test_plans_have_the_threads_of_runs(name: str, arm_cores: Callable[..., int]
         assert threads == (profile.cores or 4)
 
 
+@pytest.mark.parametrize("check", [(), exhaustive(("-fsanitize=thread",))])
 @pytest.mark.parametrize("waiting", ["futex", "address", "condition"])
-def test_threads_wait_for_each_other(tmp_path: Path, waiting: str) -> None:
+def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, check: Sequence[str]) -> None:
+    """The thread sanitizer watches the first of them in test_runtime_pass.py."""
     more: list[str | Path] = []
     flags = [] if waiting == "futex" else [ON_ADDRESS]
     more += [] if waiting == "futex" else ["apple.c"]
@@ -287,7 +262,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str) -> None:
         more.append(tmp_path / "addresses.c")
         (tmp_path / "addresses.c").write_text(ADDRESSES)
         flags.append("-rdynamic")
-    program = build([*PARTS, BARRIER, *more], [*flags, "-fsanitize=thread"])
+    program = build([*PARTS, BARRIER, *more], [*flags, *check])
     threads, rounds = 4, 500
     done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -295,7 +270,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str) -> None:
 
 
 @pytest.mark.wing("C on ARM, under QEMU")
-def test_same_runs_on_arm() -> None:
+def test_threads_wait_for_each_other_on_arm() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
     program = build([*PARTS, BARRIER], ["-static"], compiler="aarch64-linux-gnu-gcc")

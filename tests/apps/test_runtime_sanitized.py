@@ -32,6 +32,8 @@ def test_sanitizers_find_nothing(name: str) -> None:
         **os.environ, SANITIZE: "1", "LD_PRELOAD": asan.strip(), "ASAN_OPTIONS": "detect_leaks=0",
         "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", str(Path(__file__).parent / name)]
+    command = [
+        sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", str(next(Path(__file__).parent.rglob(name))),
+    ]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -39,9 +39,9 @@ from edge.errors import EdgeError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
-MUTANTS = 100  # in one test
+MUTANTS = 60  # in one test
 TRIED = 60  # of those that llama.cpp tries
-LONG = 40  # as many tests in make test-all
+LONG = 60  # as many tests in make test-all
 
 BLOCKS = [0, *(exhaustive(block) for block in range(1, LONG))]
 
@@ -307,7 +307,7 @@ def test_mutants_accepted_in_the_trial_do_not_crash_llama_cpp(block: int) -> Non
 
 
 def run_mutants(first: int, count: int, *which: str) -> Counter[str]:
-    """What became of each; none may have ended its process, except in a trial."""
+    """Count the mutants by outcome; none may have ended its process, except in a trial."""
     outcomes: Counter[str] = Counter()
     deaths: list[tuple[int, int]] = []
     end = first + count
@@ -375,22 +375,6 @@ def run_on_our_engines(path: Path) -> str:
     except UnsupportedError:
         return "not packed"
     return "ran"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
-def test_small_quantized_heads_do_not_crash_llama_cpp(tmp_path: Path, kv_dtype: str) -> None:
-    if not is_installed():
-        pytest.skip("needs llama-cpp-python")
-    heads_of_32 = GGUF.read().set(
-        attention__head_count=(U32, 2), attention__head_count_kv=(U32, 1), rope__dimension_count=(U32, 32)
-    )
-    path = heads_of_32.write(tmp_path / "m.gguf")
-    program = "import sys, pathlib, test_fuzz_engine as t; t.run_mutant(pathlib.Path(sys.argv[1]), sys.argv[2])"
-    command = [sys.executable, "-c", program, str(path), kv_dtype]
-    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    child = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, Engines, load_engine
 from small_models import Small, write_small
 
 from edge.backends import find_backend
-from edge.backends.base import Engine
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.options import Options
@@ -38,7 +36,7 @@ def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:
     assert planned(model, kv_memory="1MiB") <= 20
 
 
-def test_engine_itself_refuses_them(engines: Callable[[Engine], Engine]) -> None:
+def test_engine_itself_refuses_them(engines: Engines) -> None:
     with pytest.raises(UnsupportedError, match=r"24 KV rows are too many: llama.cpp ignores"):
         load_engine(opened(WINDOW), "llamacpp", "f16", capacity=ROWS)
     engines(load_engine(opened(WINDOW), "llamacpp", "f16", capacity=20))
@@ -46,7 +44,7 @@ def test_engine_itself_refuses_them(engines: Callable[[Engine], Engine]) -> None
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "qwen2", "llama"])
 def test_plan_and_engine_agree_whose_windows_llama_cpp_knows(
-    architecture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+    architecture: str, tmp_path: Path, engines: Engines
 ) -> None:
     model = open_model(write_small(tmp_path / "model.gguf", Small(layers=6, window=20, architecture=architecture)))
     knows = architecture.startswith("gemma")

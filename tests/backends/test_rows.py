@@ -22,9 +22,9 @@ from edge.errors import InputError
 from edge.formats.gguf import read_gguf
 from edge.kv import KVView, make_policy
 from edge.model.cores import Attention, RowShape
-from edge.model.layers import Block
 from edge.model.model import Model, open_model
-from edge.model.places import Places
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Block
 from edge.model.tensors import find_network
 from edge.run.sequences.eviction import view_for
 from edge.types import AnyArray

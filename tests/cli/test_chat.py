@@ -63,19 +63,6 @@ GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_excep
 {{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"""
 
-ZEPHYR = """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-
 CODER = """{% macro turn(role, text) %}
 <{{ role }}>
 {{ text }}
@@ -91,7 +78,7 @@ CODER = """{% macro turn(role, text) %}
 
 DATED = """{{ strftime_now("%Y-%m-%d") }}""" + CHATML
 TEMPLATES = {
-    "chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA32, "gemma": GEMMA, "zephyr": ZEPHYR, "mistral": MISTRAL,
+    "chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA32, "gemma": GEMMA, "mistral": MISTRAL,
     "qwen": QWEN3, "coder": CODER, "dated": DATED,
 }  # fmt: skip
 
@@ -218,11 +205,6 @@ def test_segments_say_whose_words_they_are() -> None:
     ]  # fmt: skip
 
 
-def test_text_in_parts_is_passed_on_unread() -> None:
-    parts = iter(["a", "b"])
-    assert template(CHATML).first_turn(parts)[1].text is parts
-
-
 # Templates that cannot be used
 
 
@@ -254,7 +236,7 @@ def test_system_prompt_precedes_question_without_system_role() -> None:
     assert "never" in failure("{{ raise_exception('never') }}", "be kind")
 
 
-def test_templates_that_drop_something() -> None:
+def test_templates_that_drop_texts_are_refused() -> None:
     assert "drops the user's text" in failure("hello")
     assert "drops the user's text" in failure("")
     with pytest.raises(UnsupportedError, match="drops the assistant's replies"):
@@ -352,7 +334,7 @@ def test_forms_are_remembered_but_not_those_with_date(monkeypatch: pytest.Monkey
         ChatTemplate(CHATML)
 
 
-def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_templates_run_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     monkeypatch.delattr(os, "fork")
     assert joined(ChatTemplate(CHATML).first_turn("hi")) == rendered(CHATML, ("user", "hi"))

@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 SEES = "pictures.md"  # its examples show a picture to a model
 MAKES_MODELS = ("README.md", "convert.md")  # their examples write model.gguf and small.gguf
-OFTEN = ("README.md", "chat.md", "convert.md", "python.md", "run.md", "serve.md")  # in make test
+OFTEN = ("README.md", "chat.md", "run.md", "serve.md")  # in make test
 TIMEOUT = 600  # seconds, on a loaded machine that compiles
 
 _BLOCK = re.compile(

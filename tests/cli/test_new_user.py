@@ -29,7 +29,7 @@ def test_processor_that_makes_nan_is_named() -> None:
         session.generate("Hi", raw=True, max_tokens=2, logits_processor=spoil)
 
 
-def test_files_in_other_forms(tmp_path: Path) -> None:
+def test_byte_order_marks_are_read_and_renamed_parts_explained(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_bytes(b"\xef\xbb\xbf" + json.dumps({"type": "integer"}).encode())
     assert read_grammar(json_schema=schema, lark=None, regex=None).json_schema == '{"type": "integer"}'
@@ -39,7 +39,7 @@ def test_files_in_other_forms(tmp_path: Path) -> None:
     assert "NAME-00001-of-00003.gguf" in said  # it reads what it wrote
 
 
-def test_gemma_3_with_fewer_layers_than_period(tmp_path: Path) -> None:
+def test_gemma_3_may_have_fewer_layers_than_its_period(tmp_path: Path) -> None:
     folder = copy_folder("gemma3_text", tmp_path / "gemma3")
     edit_json(folder / "config.json", lambda said: said.update(layer_types=["sliding_attention"] * 4))
     assert open_folder(folder).parts

@@ -61,13 +61,6 @@ def test_options_mean_the_same_in_every_command() -> None:
             assert param.help == defined.help, (path, name)
 
 
-def test_commands_share_group() -> None:
-    """What `run` has of the cache and of the engine, commands that measure have, too."""
-    for command in ("edge chat", "edge plan", "edge eval perplexity", "edge profile of"):
-        for name in ("--memory", "--kv-policy", "--max-kv-size", "--kv-memory", "--sinks", "--kv-dtype", "--threads"):
-            assert FLAGS[command, name].help == FLAGS["edge run", name].help
-
-
 @dataclass(frozen=True)
 class Paint:
     """A group with one more option than `Options` had when this was written."""

@@ -49,7 +49,6 @@ def by_typer(arguments: list[str]) -> Any:
 
 def by_us(arguments: list[str]) -> Any:
     known = read_plainly(arguments)
-    assert known is not None
     run_plainly(known)
 
 

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,36 +34,3 @@ def test_row_is_line_where_there_is_room(rows: list[list[str]], left: int) -> No
     plain = table(rows[0], rows[1:], left)
     assert read(plain) == rows
     assert plain == table(rows[0], rows[1:], left, len(plain.splitlines()[0]))
-
-
-def shown_at(columns: int, **environment: str) -> str:
-    """What `edge devices sensors` says to a terminal of so many columns."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "edge", "devices", "sensors"]
-    known = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env={**known, **environment}) as child:
-        os.close(its)
-        said = b""
-        while part := _read(ours):
-            said += part
-    os.close(ours)
-    assert child.returncode == 0
-    return said.decode()
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:  # so a terminal ends
-        return b""
-
-
-@pytest.mark.parametrize(("columns", "environment"), [(60, {}), (200, {"COLUMNS": "60"})])
-def test_terminal_is_not_overflowed(columns: int, environment: dict[str, str]) -> None:
-    lines = shown_at(columns, **environment).splitlines()
-    assert max(map(len, lines)) <= 60
-    command = [sys.executable, "-m", "edge", "devices", "sensors"]
-    piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "60"}).stdout
-    assert max(map(len, piped.splitlines())) > 60
-    assert len(piped.splitlines()) < len(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fork_server import COMMAND, forking
 from speech_models import tone, wav, write_model
-from test_cli import edge
+from test_cli import edge_here as edge
 
 from edge import load as edge_loaded
 
@@ -29,7 +29,7 @@ def sound(tmp_path: Path) -> Path:
     return path
 
 
-def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
+def test_transcripts_are_written_in_each_form_and_resumed(model: Path, sound: Path, tmp_path: Path) -> None:
     printed = edge("transcribe", str(sound), "-m", str(model), *SOME, "--format", "srt")
     assert printed.returncode == 0, printed.stderr
     assert re.match(r"1\n00:00:00,0\d0 --> 00:00:00,\d{3}\n", printed.stdout)
@@ -79,26 +79,33 @@ def test_resumed_transcript_is_whole(model: Path, sound: Path, tmp_path: Path) -
             json.dumps({"place": asdict(heard.place), "segments": list(map(asdict, each))}) for each in heard.windows()
         ]
     part.write_text("\n".join([head, *lines[:2], lines[2][:30]]))  # it was killed while it wrote the third
+    other = edge(*kept, "--translate")
+    assert (other.returncode, other.stderr.count("\n"), "--force begins anew" in other.stderr) == (2, 1, True)
     assert edge(*kept).returncode == 0
     assert (tmp_path / "talk.json").read_text() == whole
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nothing.wav"], "nothing.wav: no such file"),
-        (["{sound}", "--format", "doc"], "--format must be text, srt, vtt or json"),
-        (["{sound}", "--timestamps", "letters"], "--timestamps must be words or segments"),
-        (["{sound}", "--rate", "8000"], "--rate is of raw samples on stdin"),
-        (["{sound}", "-l", "xx"], "--language 'xx' is not among en, de"),
-        (["{sound}", "{sound}", "-o", "{folder}"], "same name"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nothing.wav"], "nothing.wav: no such file"),
+    (["{sound}", "--format", "doc"], "--format must be text, srt, vtt or json"),
+    (["{sound}", "--timestamps", "letters"], "--timestamps must be words or segments"),
+    (["{sound}", "--rate", "8000"], "--rate is of raw samples on stdin"),
+    (["{sound}", "-l", "xx"], "--language 'xx' is not among en, de"),
+    (["{sound}", "{sound}", "-o", "{folder}"], "same name"),
+    (["{sound}", "--beam-size", "1000000"], "--beam-size must be from 1 to 64"),
+    (["{sound}", "--best-of", "0"], "--best-of must be from 1 to 64"),
+    (["{sound}", "--vad", "silero", "--silence"], "--silence is --vad none, and not --vad silero"),
+    ([""], "the name of a file is empty"), (["{sound}", "--threads", "-3"], "--threads must be from 1 to"),
+    (["{sound}", "--kv-dtype", "q8_0"], "the reference engine has no KV dtype 'q8_0': choose f32"),
+    (["{sound}", "--backend", "auto", "--kv-dtype", "q8_0"], "the cpu engine has no KV dtype 'q8_0': choose f16"),
+    (["{sound}", "--backend", "cpu", "--kv-dtype", "int4"], "choose --kv-dtype int8"),
+    (["{sound}", "--backend", "llamacpp"], "llama.cpp runs no models that hear"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused(
     arguments: list[str], words: str, model: Path, sound: Path, tmp_path: Path
 ) -> None:
     given = [each.format(sound=sound, folder=tmp_path) for each in arguments]
-    done = edge("transcribe", *given, "-m", str(model), "--backend", "reference", "-q")
+    done = edge("transcribe", "-m", str(model), "--backend", "reference", "-q", *given)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 CLIENTS, EVALUATIONS = ROOT / "build" / "clients", ROOT / "build" / "evaluations"
 MODEL, BUDGET = "smollm2-135m", "512MiB"
 QUESTION = "Name three colours."
+SEEING, EYES, SEEN = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf", "What is in the picture?"
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "*", "no_proxy": "*",
@@ -75,9 +76,52 @@ def program(name: str, *arguments: str | Path, environment: Path = CLIENTS, **va
     return json.loads(said.splitlines()[-1])
 
 
+# Runs programs one after the other, for imports of their packages take longer than what they do: results and errors.
+ONE_BY_ONE = """
+import contextlib, io, json, runpy, sys, traceback
+results = []
+for name, *sys.argv[1:] in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(name)
+        results.append([json.loads(said.getvalue().splitlines()[-1]), None])
+    except (Exception, SystemExit):
+        results.append([None, traceback.format_exc()])
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def official(url: str) -> Callable[[str], Any]:
+    """What a program with the packages of OpenAI, Anthropic or Ollama prints, in JSON."""
+    asked = {
+        "openai_chat": QUESTION, "openai_object": "Which colour is grass?", "openai_tools": "Paint the wall red.",
+        "anthropic_chat": QUESTION, "ollama_chat": QUESTION,
+    }  # fmt: skip
+    words = [[str(PROGRAMS / f"{name}.py"), url, MODEL, question] for name, question in asked.items()]
+    said = run(CLIENTS / "bin" / "python", "-c", ONE_BY_ONE, json.dumps(words))
+    results = dict(zip(asked, json.loads(said.splitlines()[-1]), strict=True))
+
+    def result(name: str) -> Any:
+        found, error = results[name]
+        assert error is None, error
+        return found
+
+    return result
+
+
+def write_picture(path: Path) -> Path:
+    picture = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture.fromarray(np.arange(30 * 44 * 3, dtype=np.uint8).reshape(30, 44, 3)).save(path)
+    return path
+
+
 @installed
-def test_openai(url: str, expected: str, completed: str) -> None:
-    found = program("openai_chat.py", url, MODEL, QUESTION)
+def test_package_of_openai_gets_the_answers_of_the_engine(
+    official: Callable[[str], Any], expected: str, completed: str
+) -> None:
+    found = official("openai_chat")
     assert (found["whole"], found["streamed"]) == (expected, expected)
     assert found["finish"] == found["finish_streamed"] == "length"
     assert found["pieces"] >= 1  # those that wait for a client are joined
@@ -96,7 +140,7 @@ def test_openai(url: str, expected: str, completed: str) -> None:
 
 @pytest.mark.exhaustive
 @installed
-def test_openai_transcripts(tmp_path: Path) -> None:
+def test_package_of_openai_gets_transcripts(tmp_path: Path) -> None:
     model, sound = write_model(tmp_path), tmp_path / "talk.wav"
     sound.write_bytes(wav(tone()))
     with edge.load(model, backend="reference") as session:
@@ -114,24 +158,21 @@ def test_openai_transcripts(tmp_path: Path) -> None:
 
 
 @installed
-def test_pictures(tmp_path: Path) -> None:
-    picture = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    model, eyes = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf"
-    file, question = tmp_path / "a.png", "What is in the picture?"
-    picture.fromarray(np.arange(30 * 44 * 3, dtype=np.uint8).reshape(30, 44, 3)).save(file)
-    with edge.load(model, backend="reference", mmproj=eyes, threads=1) as session:
+def test_packages_send_pictures_that_are_seen(tmp_path: Path) -> None:
+    file = write_picture(tmp_path / "a.png")
+    with edge.load(SEEING, backend="reference", mmproj=EYES, threads=1) as session:
         greedy = SamplingParams(temperature=0)
-        expected = session.generate(question, images=[file], max_tokens=4, sampling=greedy)
-    with serving(str(model), "--mmproj", str(eyes), "--backend", "reference", "--threads", "1") as address:
-        found = program("pictures.py", f"{address}/v1", "smolvlm", question, file)
+        expected = session.generate(SEEN, images=[file], max_tokens=4, sampling=greedy)
+    with serving(str(SEEING), "--mmproj", str(EYES), "--backend", "reference", "--threads", "1") as address:
+        found = program("pictures.py", f"{address}/v1", SEEING.stem, SEEN, file)
     assert found["texts"] == [expected] * 4
     assert (found["tool"] > 20, found["vision"]) == (True, True)
     assert "damaged or cut off" in found["error"]
 
 
 @installed
-def test_anthropic(url: str, expected: str) -> None:
-    found = program("anthropic_chat.py", url, MODEL, QUESTION)
+def test_package_of_anthropic_gets_the_answers_of_the_engine(official: Callable[[str], Any], expected: str) -> None:
+    found = official("anthropic_chat")
     assert (found["whole"], found["streamed"]) == (expected, expected)
     assert found["reasons"] == ["max_tokens", "max_tokens"]
     assert found["usage"] == [found["counted"], 16]
@@ -144,8 +185,8 @@ def test_anthropic(url: str, expected: str) -> None:
 
 
 @installed
-def test_ollama(url: str, expected: str) -> None:
-    found = program("ollama_chat.py", url, MODEL, QUESTION)
+def test_package_of_ollama_gets_the_answers_of_the_engine(official: Callable[[str], Any], expected: str) -> None:
+    found = official("ollama_chat")
     assert (found["whole"], found["streamed"], found["generated"]) == (expected, expected, expected)
     assert found["counts"][1] == 16
     assert found["loaded"] == [0, "load", MODEL, True]
@@ -159,19 +200,19 @@ def test_ollama(url: str, expected: str) -> None:
 @pytest.mark.exhaustive
 @installed
 @pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
-def test_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
+def test_litellm_and_langchain_get_the_answers_of_the_engine(url: str, expected: str, name: str) -> None:
     assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}
 
 
 @pytest.mark.exhaustive
 @installed
-def test_pydantic_ai(url: str, expected: str) -> None:
+def test_pydantic_ai_gets_the_answer_of_the_engine(url: str, expected: str) -> None:
     assert program("pydantic_ai_chat.py", url, MODEL, QUESTION) == {"whole": expected}
 
 
 @pytest.mark.exhaustive
 @installed
-def test_llm_and_its_openai_plugin(url: str, expected: str, tmp_path: Path) -> None:
+def test_command_llm_prints_the_answer_of_the_engine(url: str, expected: str, tmp_path: Path) -> None:
     model = {"model_id": "here", "model_name": MODEL, "api_base": url}
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([model]))  # JSON is YAML, too
     options = ["-m", "here", "-o", "temperature", "0", "-o", "max_tokens", "16", QUESTION]
@@ -184,7 +225,7 @@ def test_llm_and_its_openai_plugin(url: str, expected: str, tmp_path: Path) -> N
     not (CLIENTS / "node_modules" / "openai").exists() or not shutil.which("node"),
     reason="no npm package openai: make test installs it",
 )
-def test_openai_for_javascript(url: str, expected: str) -> None:
+def test_package_of_openai_for_javascript_gets_the_answers_of_the_engine(url: str, expected: str) -> None:
     said = run("node", PROGRAMS / "openai_chat.mjs", CLIENTS / "node_modules", url, MODEL, QUESTION)
     assert json.loads(said) == {"whole": expected, "streamed": expected}
 
@@ -219,15 +260,15 @@ def test_lm_eval_scores_as_engine_does(tmp_path: Path) -> None:
 
 
 @installed
-def test_structured_output(url: str) -> None:
-    found = program("openai_object.py", url, MODEL, "Which colour is grass?")
+def test_package_of_openai_parses_answers_by_a_schema(official: Callable[[str], Any]) -> None:
+    found = official("openai_object")
     assert found["parsed"] == found["streamed"]
     assert found["cut"]
 
 
 @installed
-def test_tools(url: str) -> None:
-    found = program("openai_tools.py", url, MODEL, "Paint the wall red.")
+def test_package_of_openai_calls_tools(official: Callable[[str], Any]) -> None:
+    found = official("openai_tools")
     assert found["finish"] == ["tool_calls", "tool_calls"]
     assert found["whole"] == found["streamed"]
     name, arguments = found["whole"][0]
@@ -238,13 +279,13 @@ def test_tools(url: str) -> None:
 
 @pytest.mark.exhaustive
 @installed
-def test_loop_with_tools(url: str) -> None:
+def test_loop_of_agents_calls_a_tool_and_answers(url: str) -> None:
     found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
     assert found["painted"][0] in ("red", "green", "blue")
     assert found["answer"]
 
 
 @pytest.mark.evaluations
-def test_instructor(url: str) -> None:
+def test_instructor_gets_a_person(url: str) -> None:
     found = program("instructor_person.py", url, MODEL, "Ada Lovelace died at 36.", environment=EVALUATIONS)
     assert found.keys() == {"name", "age"}

@@ -36,7 +36,7 @@ Tensors = dict[str, tuple[str, AnyArray]]
 
 
 def complaint(work: Callable[[], object]) -> str:
-    """What `work` was refused with, by an error of ours; empty if it went well."""
+    """The message of the error of ours that `work` raised; empty if it raised none."""
     try:
         work()
     except EdgeError as error:

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from small_models import Small, random_quants, write_small
 from test_architectures import NAMES, PROMPT, open_family
-from test_cli import edge_json
+from test_cli import json_here as edge_json
 from typer.testing import CliRunner
 
 from edge.backends.onnx.graph.layout import make_layout
@@ -41,7 +41,7 @@ IN_MAKE_TEST = ("gemma3", "gpt2", "mistral3")
 
 
 class App:
-    """What an app does: it owns the rows, and feeds chunks and steps."""
+    """Runs a model as an app does: it owns the rows, and feeds chunks and steps."""
 
     def __init__(self, model: Model, folder: Path) -> None:
         self.package, self.spec = Package(folder / "model.mlpackage"), model.spec
@@ -106,7 +106,7 @@ class App:
             np.testing.assert_allclose(ours, expected[at + size - 1], rtol=0, atol=TOLERANCE)
 
     def rotate(self, row: int, by: int) -> None:
-        """Rotate a cached key by so many positions."""
+        """Rotate the cached keys of a row by `by` positions."""
         half = self.said["head"] // 2
         for layer, kind in enumerate(self.said["layer_ropes"]):
             angles = by * np.array(self.said["ropes"][kind]["frequencies"])
@@ -171,7 +171,6 @@ def test_full_cache_streams_as_swift_example_does(tmp_path: Path) -> None:
     assert gone == golden.tokens.size - 32
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_real_model_answers_as_on_other_engines(tmp_path: Path, name: str) -> None:

@@ -15,8 +15,8 @@ from small_models import Small, write_small
 
 from edge.backends.base import Engine
 from edge.converters.convert import Conversion, convert
-from edge.converters.ggml import quantize_file
-from edge.converters.quantize import Settings
+from edge.converters.gguf.ggml import quantize_file
+from edge.converters.gguf.quantize import Settings
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
@@ -72,7 +72,6 @@ def test_factors_of_parts_are_unknown(tmp_path: Path, engines: Callable[[Engine]
     assert "do not know the tensor blk.0.attn_" in complaint(lambda: logits(model, "reference", engines))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["onnx", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "gpu"))]
 )

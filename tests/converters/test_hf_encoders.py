@@ -15,8 +15,8 @@ from conftest import GOLDEN
 from hf_folders import complaint, edit_json
 
 from edge.converters.convert import Conversion, convert
+from edge.converters.gguf.quantize import Settings
 from edge.converters.huggingface.reader import convert_folder
-from edge.converters.quantize import Settings
 from edge.errors import UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model

@@ -145,7 +145,7 @@ def test_mlx_tensors_become_those_of_hugging_face(tmp_path: Path) -> None:
     ("int4-group", {"transform_config": {"config_groups": {}}}, "transform_config rotates inputs"),
     ("round-gptq", {"packing_format": "auto_round:mlx"}, "layout 'auto_round:mlx' is not supported: save it in"),
 ])  # fmt: skip
-def test_layouts_that_are_not_read(name: str, settings: dict[str, object], match: str, tmp_path: Path) -> None:
+def test_unsupported_layouts_are_refused(name: str, settings: dict[str, object], match: str, tmp_path: Path) -> None:
     folder, _ = packed_folder(name, tmp_path / name)
     key = "quantization" if name.startswith("mlx") else "quantization_config"
     edit_json(folder / "config.json", lambda said: said[key].update(settings))
@@ -154,21 +154,15 @@ def test_layouts_that_are_not_read(name: str, settings: dict[str, object], match
 
 @pytest.mark.parametrize(("name", "part", "damage", "match"), [
     ("int4-group", ".weight_packed", lambda _: np.zeros((), np.int32), "does not fit"),
-    ("int4-group", ".weight_scale", lambda each: each[:, :0], "shape (64, 0) that does not fit"),
-    ("int8-channel", ".weight", lambda each: each[0], "does not fit"),
     ("int8-channel", ".weight_scale", lambda each: np.full_like(each, 0x7F7F), "infinite as F16"),
-    ("mxfp4", ".weight_packed", lambda _: np.zeros((), np.uint8), "does not fit"),
     ("mxfp4", ".weight_scale", lambda each: np.full_like(each, 255), "no numbers"),
     ("fp8-modelopt", ".weight", lambda each: np.stack([each, each]), "does not fit"),
-    ("fp8-modelopt", ".weight_scale", lambda _: np.array(6e4, np.float32), "infinite as F16"),
     ("nvfp4-modelopt", ".weight_scale_2", lambda _: np.array(6e4, np.float32), "infinite as F16"),
     ("nf4-double", ".nested_absmax", lambda each: np.full_like(each, 3e38), "infinite as F16"),
     ("nf4-double", "__nf4", lambda _: np.frombuffer(b"[" * 100_000, np.uint8), "too many brackets"),
     ("nf4-double", "__nf4", lambda each: offset(each, "9" * 400), "does not fit"),
-    ("nf4-double", "__nf4", lambda each: offset(each, "NaN"), "does not fit"),
     ("round-gptq", "", {"bits": 4.0}, "4.0 bits is not supported"),
     ("round-gptq", "", {"packing_format": []}, "layout [] is not supported"),
-    ("mlx-4-64", "", {"bits": 4.0}, "4.0 bits in groups of 64 is not supported"),
 ])  # fmt: skip
 def test_damaged_matrices_raise_one_line(name: str, part: str, damage: Any, match: str, tmp_path: Path) -> None:
     folder, _ = packed_folder(name, tmp_path / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine, run_child
+from conftest import examples, exhaustive, load_engine, run_child
 from hf_folders import (
     FOLDERS,
     NAMES,
@@ -23,12 +22,13 @@ from hf_folders import (
     edit_json,
     edit_tensors,
     read_folder,
-    write_tensors,
 )
+from small_models import Small, write_small
 from test_architectures import EXACT, GELU
 
 from edge.backends.base import Engine
 from edge.converters.huggingface.reader import convert_folder, planned
+from edge.converters.huggingface.writer import write_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -62,19 +62,13 @@ def tensor(file: GGUFFile, name: str) -> FloatArray:
 
 @pytest.mark.parametrize("name", [*NAMES, *PACKED, *ONE_WAY])
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
-    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    seen: list[float] = []
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf", progress=seen.append)
     ours = logits(tmp_path / "model.gguf", "reference", engines, name)
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
-
-
-@pytest.mark.parametrize(
-    "name", ["gemma3", "gpt2", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in (*NAMES, *PACKED))]
-)
-def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
-    pytest.importorskip("onnxruntime")
-    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
-    ours = logits(tmp_path / "model.gguf", "onnx", engines, name)
-    np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
+    assert (seen, seen[-1]) == (sorted(seen), 1)
+    found = [(info.name, info.shape, info.type) for info in read_gguf(tmp_path / "model.gguf").tensors.values()]
+    assert found == [(each.name, each.shape, each.type) for each in planned(FOLDERS / name)]
 
 
 @pytest.mark.parametrize("name", [
@@ -163,19 +157,15 @@ def test_published_form_of_gemma_4(tmp_path: Path) -> None:
     same_file(FOLDERS / "gemma4_text", folder, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "kind"), [*((name, None) for name in (*NAMES, *PACKED)), ("gemma3", "F16")])
-def test_written_tensors_are_the_planned_ones(name: str, kind: str | None, tmp_path: Path) -> None:
-    seen: list[float] = []
-    convert_folder(FOLDERS / name, tmp_path / "model.gguf", progress=seen.append, type=kind)
+@pytest.mark.parametrize("kind", [None, "F16"])
+def test_matrices_have_their_own_type_or_the_wanted_one(kind: str | None, tmp_path: Path) -> None:
+    convert_folder(FOLDERS / "gemma3", tmp_path / "model.gguf", type=kind)
     file = read_gguf(tmp_path / "model.gguf")
     found = [(info.name, info.shape, info.type) for info in file.tensors.values()]
-    assert found == [(each.name, each.shape, each.type) for each in planned(FOLDERS / name, type=kind)]
-    stored = {dtype for dtype, array in read_folder(FOLDERS / name).values() if array.ndim == 2 and dtype != "I32"}
-    matrices = {info.type for info in file.tensors.values() if len(info.shape) == 2}
-    assert matrices == ({kind} if kind else stored)
+    assert found == [(each.name, each.shape, each.type) for each in planned(FOLDERS / "gemma3", type=kind)]
+    stored = {dtype for dtype, array in read_folder(FOLDERS / "gemma3").values() if array.ndim == 2}
+    assert {info.type for info in file.tensors.values() if len(info.shape) == 2} == ({kind} if kind else stored)
     assert {info.type for info in file.tensors.values() if len(info.shape) == 1} == {"F32"}
-    assert seen == sorted(seen)
-    assert seen[-1] == 1
 
 
 def test_old_and_new_layouts_of_settings_agree(tmp_path: Path) -> None:
@@ -206,33 +196,21 @@ def test_old_and_new_layouts_of_settings_agree(tmp_path: Path) -> None:
         assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
 
 
-def test_missing_settings_have_authors_defaults(tmp_path: Path) -> None:
-    folder = copy_folder("gemma3", tmp_path / "gemma3")
-    edit_json(
-        folder / "config.json", lambda said: said["text_config"].update(hidden_activation=None, rms_norm_eps=None)
-    )
-    convert_folder(folder, tmp_path / "model.gguf")
-    assert read_gguf(tmp_path / "model.gguf").metadata["gemma3.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
-
-
 # Rules of transformers 5.23, found by changing every setting of every folder and comparing logits with its own.
 BASE, LOCAL, FACTOR = "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor"
 NESTED = {"full_attention": {"rope_theta": 50.0}, "sliding_attention": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {BASE: 1e4, FACTOR: 4.0}),
-        ("qwen3", {"rope_scaling": {}}, {BASE: 1e6, FACTOR: None}),
-        ("qwen2", {"rope_scaling": {"factor": 2.0}, "rope_theta": 50.0}, {BASE: 50.0, FACTOR: None}),
-        ("gemma3_text", {"rope_scaling": {"rope_type": "default"}}, {BASE: 1e6, LOCAL: 5e3, FACTOR: None}),
-        ("gemma3_text", {"rope_parameters": NESTED, "rope_local_base_freq": 70.0}, {BASE: 50.0, LOCAL: 70.0}),
-        ("mistral", {"layer_types": ["full_attention"] * 2}, {"attention.sliding_window": None}),
-        ("mistral", {"layer_types": ["sliding_attention"] * 2}, {"attention.sliding_window": 20}),
-        ("mistral", {"sliding_window": None}, {"attention.sliding_window": None}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "settings", "said"), [
+    ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {BASE: 1e4, FACTOR: 4.0}),
+    ("qwen3", {"rope_scaling": {}}, {BASE: 1e6, FACTOR: None}),
+    ("qwen2", {"rope_scaling": {"factor": 2.0}, "rope_theta": 50.0}, {BASE: 50.0, FACTOR: None}),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "default"}}, {BASE: 1e6, LOCAL: 5e3, FACTOR: None}),
+    ("gemma3_text", {"rope_parameters": NESTED, "rope_local_base_freq": 70.0}, {BASE: 50.0, LOCAL: 70.0}),
+    ("mistral", {"layer_types": ["full_attention"] * 2}, {"attention.sliding_window": None}),
+    ("mistral", {"layer_types": ["sliding_attention"] * 2}, {"attention.sliding_window": 20}),
+    ("mistral", {"sliding_window": None}, {"attention.sliding_window": None}),
+])  # fmt: skip
 def test_contradictory_settings_count_as_in_transformers(
     name: str, settings: dict[str, Any], said: dict[str, float | None], tmp_path: Path
 ) -> None:
@@ -278,7 +256,7 @@ def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
         assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
 
 
-def test_values_that_type_cannot_hold(tmp_path: Path) -> None:
+def test_values_too_large_for_f16_are_refused(tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "qwen2")
     odd_number(folder, EMBEDDING, 7e4)
     convert_folder(folder, tmp_path / "model.gguf")
@@ -294,13 +272,6 @@ def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
 
 
 # Quantized checkpoints
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_packed_weights_unpack_unchanged(name: str, tmp_path: Path) -> None:
-    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
-    ours = tensor(read_gguf(tmp_path / "model.gguf"), "blk.1.ffn_down.weight")
-    np.testing.assert_array_equal(ours, answers(name)["weights"].astype(np.float16).astype(np.float32))
 
 
 def weight(
@@ -410,7 +381,7 @@ def test_layers_that_stay_quantized(name: str, kind: str, tmp_path: Path, engine
     ({"desc_act": False, "sym": False}, "has groups that are not in order"),
     ({"desc_act": False, "sym": True}, "has zero points that are not 8"),
 ])  # fmt: skip
-def test_settings_that_lie_about_blocks(changes: dict[str, bool], match: str, tmp_path: Path) -> None:
+def test_wrong_desc_act_and_sym_are_refused(changes: dict[str, bool], match: str, tmp_path: Path) -> None:
     folder = copy_folder("gptq", tmp_path / "gptq")
     if changes["sym"]:
         zeros = read_folder(folder)
@@ -485,25 +456,18 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("qwen2", removed("model.safetensors"), InputError, "no model.safetensors"),
     ("llama", removed("model-00002-of-00003.safetensors"), ModelFormatError, "00002-of-00003.safetensors is missing"),
     ("llama", lambda folder: (folder / "config.json").write_text("{"), ModelFormatError, "no JSON"),
-    ("llama", lambda folder: (folder / "config.json").write_text("[1]"), ModelFormatError, "no JSON object"),
     ("llama", lambda folder: (folder / "config.json").write_text("[" * 99999), ModelFormatError, "brackets|no JSON"),
-    ("llama", lambda folder: (folder / "config.json").write_bytes(b'{"a": "\xff"}'), ModelFormatError, "UTF-8"),
     ("llama", lambda folder: (folder / "config.json").write_text('{"a": 1, "a": 2}'), ModelFormatError, "twice"),
     ("llama", settings_of(model_type="rwkv"), UnsupportedError, "model_type 'rwkv' is not supported"),
-    ("llama", settings_of(model_type=["llama"]), UnsupportedError, "is not supported"),
     ("llama", settings_of(num_hidden_layers=3), ModelFormatError, r"layers\.2\..* is missing"),
     ("llama", settings_of(num_hidden_layers=1), ModelFormatError, r"layers\.1\..* is no tensor of a llama model"),
-    ("llama", settings_of(num_hidden_layers=10**9), ModelFormatError, "must be from 1 to"),
-    ("llama", settings_of(num_hidden_layers="2"), ModelFormatError, "must be from 1 to"),
     ("llama", settings_of(hidden_size=None), ModelFormatError, "hidden_size is missing"),
-    ("llama", settings_of(hidden_size=64), ModelFormatError, "has shape .* instead of"),
     ("llama", settings_of(num_key_value_heads=3), ModelFormatError, "cannot share 3 KV heads"),
     ("llama", settings_of(head_dim=15), ModelFormatError, "odd number"),
     ("llama", settings_of(rms_norm_eps=float("nan")), ModelFormatError, "rms_norm_eps"),
     ("llama", settings_of(hidden_act="gelu"), UnsupportedError, "hidden_act is 'gelu'"),
     ("llama", settings_of(rope_parameters=5), ModelFormatError, "rope_parameters is 5 instead of an object"),
     ("llama", rope(rope_type="magic"), UnsupportedError, "rope_type 'magic'"),
-    ("llama", rope(rope_type="llama3", factor="a"), ModelFormatError, "factor is 'a'"),
     ("llama", rope(rope_type="linear"), ModelFormatError, "factor is missing"),
     ("qwen2", rope(rope_type="yarn", factor=4, beta_fast=8), UnsupportedError, "beta"),
     ("qwen2", settings_of(use_sliding_window=True, max_window_layers=1), UnsupportedError, "windows in some layers"),
@@ -511,40 +475,27 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("qwen2", with_tensor("model.norm.bias", "F32", zeros(48)), ModelFormatError, "biases of output_norm"),
     ("mistral", with_tensor(f"{DOWN}.bias", "F32", zeros(32)), ModelFormatError, "everywhere or nowhere"),
     ("qwen2", settings_of(tie_word_embeddings=False), ModelFormatError, "lm_head.weight is missing"),
-    ("qwen2", without_tensor(EMBEDDING), ModelFormatError, "embed_tokens.weight is missing"),
-    ("qwen2", without_tensor(NORM), ModelFormatError, "norm.weight is missing"),
     ("qwen2", with_tensor("model.new.weight", "F32", zeros(3)), ModelFormatError, "new.* is no tensor"),
     ("qwen2", with_tensor(NORM, "F32", zeros(47)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
     ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
     ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
-    ("qwen2", lambda folder: odd_number(folder, f"{DOWN}.weight", -np.inf), ModelFormatError, f"{DOWN}.weight"),
     ("gpt2", lambda folder: odd_number(folder, "transformer.wpe.weight", np.nan), ModelFormatError, "wpe.*no numbers"),
-    ("gpt2", lambda folder: odd_number(folder, "transformer.ln_f.bias", np.inf), ModelFormatError, "ln_f.bias"),
     ("gpt2", settings_of(activation_function="relu"), UnsupportedError, "activation_function"),
-    ("gpt2", settings_of(n_positions=127), ModelFormatError, "wpe.* has shape"),
     ("gemma2", settings_of(attn_logit_softcapping=None), UnsupportedError, "attn_logit_softcapping is null"),
-    ("gemma2", settings_of(final_logit_softcapping=None), UnsupportedError, "final_logit_softcapping is null"),
     ("gemma2", settings_of(attention_bias=True), UnsupportedError, "attention_bias is True"),
     ("gemma2", settings_of(is_causal=None), UnsupportedError, "is_causal is not true"),
     ("gemma3", lambda folder: in_text(folder, final_logit_softcapping=1.5), UnsupportedError, "final_logit_soft"),
-    ("gemma3", lambda folder: in_text(folder, is_causal=False), UnsupportedError, "is_causal is not true"),
     ("gemma3_text", rope(rope_theta=50.0), UnsupportedError, "only full_attention and sliding_attention"),
     ("gemma3_text", settings_of(rope_scaling={"type": "linear", "factor": 4.0}), UnsupportedError, "not rope_type"),
     ("llama", settings_of(attention_bias=False), ModelFormatError, "attention_bias is False, but there are biases"),
     ("llama", settings_of(mlp_bias=True), ModelFormatError, "mlp_bias is True, but there are no biases"),
     ("llama", settings_of(tie_word_embeddings=True), ModelFormatError, "lm_head.weight is the embedding, but"),
-    ("qwen3", settings_of(tie_word_embeddings=True), ModelFormatError, "lm_head.weight is the embedding, but"),
     ("llama", rope(full_attention={"rope_theta": 50.0}), UnsupportedError, "differs from layer to layer"),
     ("mistral", settings_of(layer_types=["full_attention", "sliding_attention"]), UnsupportedError, "layer_types"),
-    ("qwen2", settings_of(layer_types=["full_attention", "sliding_attention"]), UnsupportedError, "layer_types"),
-    ("qwen2", settings_of(use_sliding_window=True, max_window_layers="2"), UnsupportedError, "windows in some layers"),
     ("phi3", settings_of(original_max_position_embeddings=None), ModelFormatError, "original_max_.* is missing"),
     ("llama", settings_of(rms_norm_eps=10**400), ModelFormatError, "rms_norm_eps is 1000"),
-    ("llama", settings_of(rms_norm_eps=1e-320), ModelFormatError, "rms_norm_eps is 1e-320"),
-    ("llama", settings_of(rms_norm_eps=1e300), ModelFormatError, r"rms_norm_eps is 1e\+300"),
     ("gemma2", settings_of(query_pre_attn_scalar=100), UnsupportedError, "query_pre_attn_scalar must be 16"),
     ("gemma2", settings_of(layer_types=["full_attention"] * 4), UnsupportedError, "layer_types"),
-    ("gemma2", settings_of(layer_types=7), UnsupportedError, "layer_types"),
     ("gemma3", settings_of(text_config=None), ModelFormatError, "text_config is missing"),
     ("phi3", rope(rope_type="longrope", long_factor=[1]), ModelFormatError, "long_factor"),
     ("phi3", settings_of(partial_rotary_factor=0.35, rope_parameters=None), ModelFormatError, "partial_rotary_factor"),
@@ -552,10 +503,8 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("granitemoehybrid", settings_of(num_local_experts=None), ModelFormatError, "num_experts_per_tok is 0"),
     ("granitemoehybrid", settings_of(layer_types=["attention", "mamba"]), ModelFormatError, "in_proj.* missing"),
     ("granitemoehybrid", settings_of(layer_types=None), UnsupportedError, "attention in every layer"),
-    ("granitemoehybrid", settings_of(shared_intermediate_size=17), ModelFormatError, "has shape"),
     ("granitemoehybrid", with_tensor(FUSED, "F32", zeros(33)), ModelFormatError, "gate.weight is missing"),
     ("qwen3_moe", settings_of(norm_topk_prob=False), UnsupportedError, "norm_topk_prob is not true"),
-    ("qwen3_moe", settings_of(num_local_experts=3), ModelFormatError, "gate.weight has shape"),
     ("qwen3_moe", settings_of(mlp_only_layers=[0]), UnsupportedError, "mlp_only_layers"),
     ("qwen3_moe", without_tensor("model.layers.1.mlp.experts.2.up_proj.weight"), ModelFormatError, "2.up_.* missing"),
     ("qwen3_5_text", settings_of(linear_num_value_heads=3), ModelFormatError, "3 value heads|3 heads"),
@@ -565,7 +514,6 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("lfm2", settings_of(conv_bias=True), UnsupportedError, "conv_bias is True"),
     ("lfm2", settings_of(block_auto_adjust_ff_dim=False, intermediate_size=31), ModelFormatError, "has shape"),
     ("lfm2_moe", settings_of(use_expert_bias=False), UnsupportedError, "use_expert_bias"),
-    ("lfm2_moe", settings_of(num_dense_layers="a"), ModelFormatError, "num_dense_layers is 'a'"),
     ("gpt_oss", settings_of(swiglu_limit=5.0), UnsupportedError, "swiglu_limit is 5.0"),
     ("gpt_oss", settings_of(layer_types=["full_attention"] * 2), UnsupportedError, "each second layer"),
     ("gpt_oss", without_tensor("model.layers.0.mlp.experts.down_proj_scales"), ModelFormatError, "down_proj"),
@@ -580,11 +528,9 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("nemotron_h", settings_of(layers_block_type=["mamba", "moe", "mlp"]), ModelFormatError, "must name mamba"),
     ("ministral3", rope(rope_type="linear"), UnsupportedError, "rope_type 'linear'"),
     ("ministral3", rope(**YARN | {"mscale": 2.0}), UnsupportedError, "mscale is 2.0"),
-    ("ministral3", rope(**YARN | {"mscale_all_dim": "a"}), ModelFormatError, "mscale_all_dim is 'a'"),
     ("ministral3", rope(**YARN), ModelFormatError, "llama_4_scaling_beta is missing"),
     ("ministral3", settings_of(sliding_window=20), UnsupportedError, "sliding_window is 20"),
     ("smollm3", settings_of(no_rope_layers=[1, 0, 1, 0]), UnsupportedError, "no_rope_layers"),
-    ("smollm3", settings_of(no_rope_layers="1110"), UnsupportedError, "no_rope_layers"),
     ("smollm3", settings_of(no_rope_layers=None, no_rope_layer_interval=2), UnsupportedError, "interval is 2"),
     ("smollm3", settings_of(mlp_bias=True), UnsupportedError, "mlp_bias is True"),
     ("awq", quantized(quant_method="hqq"), UnsupportedError, "'hqq' are not supported"),
@@ -593,12 +539,8 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("gptq", quantized(bits=5), UnsupportedError, "5 bits"),
     ("gptq", quantized(group_size=0), ModelFormatError, "group_size is 0"),
     ("gptq", quantized(checkpoint_format="marlin"), UnsupportedError, "marlin"),
-    ("awq", quantized(group_size=16), ModelFormatError, "instead of"),
     ("awq", without_tensor(f"{DOWN}.scales"), ModelFormatError, "scales is missing"),
     ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.full(96, 3, np.int32)), ModelFormatError, "groups that are not"),
-    ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.full(96, -1, np.int32)), ModelFormatError, "groups that are not"),
-    ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.zeros(95, np.int32)), ModelFormatError, "must be 96 numbers"),
-    ("gptq", with_tensor(f"{DOWN}.scales", "F16", np.full((3, 64), np.nan, np.float16)), ModelFormatError, "scales"),
     ("gptq", with_tensor(f"{DOWN}.scales", "F16", np.full((3, 64), 6e4, np.float16)), ModelFormatError, "infinite"),
 ]  # fmt: skip
 
@@ -612,7 +554,7 @@ def test_refusals(
     refused(folder, error, match)
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_missing_and_pickled_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     refused(tmp_path / "nothing", InputError, "no such folder", tmp_path / "out" / "x.gguf")
     refused(tmp_path / "file", InputError, "not a folder", tmp_path / "out" / "x.gguf")
@@ -633,37 +575,20 @@ def test_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
     refused(folder, ModelFormatError, "no weight_map")
 
 
-def test_targets_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(InputError, match="cannot be written"):
-        convert_folder(FOLDERS / "qwen2", tmp_path / "file" / "model.gguf")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/old.gguf").write_bytes(b"old")
-
-    def full(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="No space left"):
-        convert_folder(FOLDERS / "qwen2", tmp_path / "out/old.gguf")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["old.gguf"]
-    assert (tmp_path / "out/old.gguf").read_bytes() == b"old"
+ODD: list[Any] = [None, -1, 3, 2**70, 10**400, 0.5, 1e-320, float("inf"), "x", [1, "x"], {"rope_type": 1}]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama", *(
-        pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in ("qwen3_5_text", "gemma3", "gemma4_text", "gpt2", "gpt_oss", "lfm2_moe")
-    )],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "llama", *map(exhaustive, ("qwen3_5_text", "gemma3", "gemma4_text", "gpt2", "gpt_oss", "lfm2_moe")),
+])  # fmt: skip
 def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> None:
-    """Every value of config.json in turn becomes something else."""
+    """Every value of config.json in turn becomes something else, in make test one in three of ODD."""
+    step = 3 if examples(1) == 1 else 1
     folder = copy_folder(name, tmp_path / name)
     path = folder / "config.json"
     said = json.loads(path.read_text())
-    for key in [*said, *(f"text_config.{each}" for each in said.get("text_config", ()))]:
-        for value in (None, -1, 3, 2**70, 10**400, 0.5, 1e-320, float("inf"), "x", [1, "x"], {"rope_type": 1}):
+    for number, key in enumerate([*said, *(f"text_config.{each}" for each in said.get("text_config", ()))]):
+        for value in ODD[number % step :: step]:
             changed = json.loads(json.dumps(said))
             part = changed["text_config"] if key.startswith("text_config.") else changed
             part[key.removeprefix("text_config.")] = value
@@ -675,8 +600,7 @@ def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> 
 # Memory
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
-def test_one_tensor_is_in_memory_at_time(name: str, tmp_path: Path) -> None:
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     """At most half a tensor beside the largest one and the buffer that it is written from."""
     code = """
 import json, sys
@@ -686,34 +610,13 @@ from edge.converters.huggingface.reader import convert_folder
 convert_folder(Path(sys.argv[1]), Path(sys.argv[2]), type=sys.argv[3] or None)
 print(json.dumps(None))
 """
-    vocab, hidden, ffn = 280, 1024, 8 << 10  # 32 MiB in float32
-    large = copy_folder(name, tmp_path / "large")
-    changes = {"hidden_size": hidden, "intermediate_size": ffn, "n_embd": hidden, "n_inner": ffn, "vocab_size": vocab}
-    edit_json(large / "config.json", lambda said: said.update({key: changes[key] for key in changes if key in said}))
-    sizes = {32: hidden, 48: ffn, 96: 3 * hidden, 128: ffn, 272: vocab}
-
-    def grown(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if "wpe" in name:
-            return (128, hidden)
-        if name.startswith("transformer"):
-            return tuple(sizes.get(each, each) for each in shape)
-        fixed = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
-        rows = next((size for key, size in fixed.items() if key in name), None)
-        other = 64 if "o_proj.weight" in name else None
-        return (rows or sizes[shape[0]], *(other or sizes[each] for each in shape[1:]))
-
-    tensors = read_folder(large)
-    for path in large.glob("model*"):
-        path.unlink()
-    random = np.random.default_rng(1)
-    write_tensors(
-        large / "model.safetensors",
-        {key: (dtype, random.random(grown(key, each.shape), np.float32)) for key, (dtype, each) in tensors.items()},
-    )
-    biggest = hidden * ffn * 4
-    small = run_child(code, FOLDERS / name, tmp_path / "small.gguf", "")
+    shape = Small(hidden=1024, heads=4, kv_heads=2, ffn=8 << 10)
+    model = open_model(write_small(tmp_path / "model.gguf", shape))
+    write_folder(model.file, model.spec, tmp_path / "large")
+    biggest = shape.hidden * shape.ffn * 4  # 32 MiB in float32
+    small = run_child(code, FOLDERS / "llama", tmp_path / "small.gguf", "")
     for kind in ("", "F16"):
-        child = run_child(code, large, tmp_path / "large.gguf", kind)
+        child = run_child(code, tmp_path / "large", tmp_path / "large.gguf", kind)
         assert child.status == 0, child.errors
         buffer = biggest // 2 if kind == "F16" else biggest
         assert child.peak - small.peak < 1.5 * biggest + buffer

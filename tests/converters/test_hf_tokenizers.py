@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN, examples
-from hf_folders import FOLDERS, NAMES, PACKED, complaint, copy_folder, edit_json
+from hf_folders import FOLDERS, complaint, copy_folder, edit_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tokenizer import CASES, TEXTS, TORTURE, LlamaCpp
@@ -22,14 +22,15 @@ from tokenizers import Tokenizer as Oracle
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.huggingface.tokenizer import read_vocabulary
-from edge.converters.tokenizer_file import tokenizer_json
-from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.converters.onnx.tokenizer_file import tokenizer_json
+from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.model import Model, open_model
 from edge.model.tokens.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+KINDS = ("gemma2", "gpt2", "llama", "mistral", "qwen2")
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -43,16 +44,14 @@ def split(regex: str, behavior: str = "Isolated", *, invert: bool = False) -> di
 # As the files of these families have them: the pre-tokenizer, ignore_merges, and its name in GGUF.
 FAMILIES: dict[str, tuple[Any, bool, str]] = {
     "gpt2": (BYTES, False, "gpt-2"),
-    "smollm": (
-        {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}, False, "smollm",
-    ),
+    "smollm": ({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}, False,
+               "smollm"),
     "llama 3": (split(CONTRACTIONS + WORDS % "{1,3}"), True, "llama-bpe"),
     "llama 3 merging": (split(CONTRACTIONS + WORDS % "{1,3}"), False, "smaug-bpe"),
     "qwen2": (split(CONTRACTIONS + WORDS % ""), False, "qwen2"),
     "stablelm 2": (split(CONTRACTIONS + WORDS % "", "Removed", invert=True), False, "qwen2"),
-    "gpt2 by its regex": (
-        split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), False, "gpt-2",
-    ),
+    "gpt2 by its regex": (split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), False,
+                          "gpt-2"),
 }  # fmt: skip
 
 
@@ -112,8 +111,8 @@ def write_json(folder: Path, said: dict[str, Any]) -> Oracle:
 # The ids
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PACKED])
-def test_golden_folders(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*KINDS, "gemma3", "phi3"])  # that of gemma3 is also in the other folders
+def test_ids_of_golden_folders_are_the_librarys(name: str, tmp_path: Path) -> None:
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
     check_ids(tmp_path / "model.gguf", Oracle.from_file(str(FOLDERS / name / "tokenizer.json")), TEXTS)
 
@@ -136,8 +135,8 @@ def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path
 
 @settings(max_examples=examples(40), deadline=None)
 @given(text=TORTURE)
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "qwen2"])
-def test_any_text(name: str, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_ids_of_any_text_are_the_librarys(name: str, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     ours, oracle = opened(name, tmp_path_factory)
     assert ids(ours, text) == expected(oracle, text)
 
@@ -152,14 +151,6 @@ def opened(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokeniz
         oracle = Oracle.from_file(str(FOLDERS / name / "tokenizer.json"))
         _OPENED[name] = Tokenizer(read_gguf(path)), oracle
     return _OPENED[name]
-
-
-def test_characters_are_composed_where_source_does(tmp_path: Path) -> None:
-    convert_folder(FOLDERS / "qwen2", tmp_path / "model.gguf")
-    tokenizer = Tokenizer(read_gguf(tmp_path / "model.gguf"))
-    assert ids(tokenizer, "cafe\u0301") == ids(tokenizer, "caf\u00e9")
-    again = Oracle.from_str(json.dumps(tokenizer_json(tokenizer)))
-    assert expected(again, "cafe\u0301") == ids(tokenizer, "caf\u00e9")
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
@@ -179,7 +170,7 @@ def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
     assert [text for text in TEXTS if expected(again, text) != expected(oracle, text)] == []
 
 
-def test_first_piece_that_converters_lose(tmp_path: Path) -> None:
+def test_piece_without_merges_is_found(tmp_path: Path) -> None:
     """Its score is 0, and its merges are missing in many files. The model was trained with it."""
     folder = copy_folder("mistral", tmp_path / "mistral")
     oracle = Oracle.from_file(str(folder / "tokenizer.json"))
@@ -194,7 +185,7 @@ def test_first_piece_that_converters_lose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [NORMALIZER, SPACES])
-def test_habits_of_tokenizers_that_are_not_known(key: str, tmp_path: Path) -> None:
+def test_unknown_normalizers_and_spaces_are_refused(key: str, tmp_path: Path) -> None:
     fields: dict[str, Field] = {"general.architecture": "qwen2", **fields_of(FOLDERS / "qwen2", 272), key: "magic"}
     planned = [Planned("token_embd.weight", (1, 272), "F32")]
     write_gguf(tmp_path / "model.gguf", fields, planned, [np.zeros(272, np.float32)])
@@ -250,20 +241,16 @@ MODELS: list[tuple[bytes, type[EdgeError], str]] = [
     (b"\xff" * 30, ModelFormatError, "damaged"),
     (message(piece("a"), piece("b"), (2, message((3, 1))), PLAIN), UnsupportedError, "not BPE"),
     (message(piece("a"), BPE, (3, message((1, b"nmt_nfkc"), (4, 0)))), UnsupportedError, "normalization"),
-    (message(piece("a"), BPE, (3, message((2, b"table"), (4, 0)))), UnsupportedError, "normalization"),
     (message(piece("a"), BPE), UnsupportedError, "removes spaces"),
     (message(piece("a"), piece("a"), BPE, PLAIN), ModelFormatError, "damaged"),
     (message(piece("a", float("nan")), BPE, PLAIN), ModelFormatError, "damaged"),
-    (message((1, b""), BPE, PLAIN), ModelFormatError, "damaged"),
-    (message((1, 5), BPE, PLAIN), ModelFormatError, "damaged"),
-    (message((1, message((1, 5))), BPE, PLAIN), ModelFormatError, "damaged"),
     (message((1, message((1, b"a"), (3, 2**63))), BPE, PLAIN), ModelFormatError, "damaged"),
     (message(*(piece(f"t{index}") for index in range(9)), BPE, PLAIN), ModelFormatError, "only 4 embeddings"),
 ]
 
 
 @pytest.mark.parametrize(("data", "error", "match"), MODELS, ids=range(len(MODELS)))
-def test_files_of_sentencepiece_that_are_refused(
+def test_unsupported_sentencepiece_files_are_refused(
     data: bytes, error: type[EdgeError], match: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
@@ -322,7 +309,7 @@ def test_bos_and_eos_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("qwen2", 272), ("mistral", 800)])
-def test_added_tokens_that_look_at_text_around_them(name: str, size: int, tmp_path: Path) -> None:
+def test_added_tokens_strip_spaces_and_match_words(name: str, size: int, tmp_path: Path) -> None:
     folder = copy_folder(name, tmp_path / name)
     added = {"<L>": "lstrip", "<R>": "rstrip", "<both>": "lstrip rstrip", "zq": "single_word", "<cs>": "lstrip"}
 
@@ -339,25 +326,6 @@ def test_added_tokens_that_look_at_text_around_them(name: str, size: int, tmp_pa
     check_ids(path, oracle, texts, llama_cpp=False)
     again = Oracle.from_str(json.dumps(tokenizer_json(Tokenizer(read_gguf(path)))))
     assert [expected(again, text) for text in texts] == [expected(oracle, text) for text in texts]
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "said"),
-    [
-        ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
-          {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}, "'<new>' is normalized"),
-    ],
-)  # fmt: skip
-def test_added_tokens_that_match_behind_spaces_only(normalizer: Any, said: str, tmp_path: Path) -> None:
-    folder = copy_folder("mistral", tmp_path / "mistral")
-    token = {"id": 800, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False, "special": False}
-
-    def edit(content: dict[str, Any]) -> None:
-        content.update(normalizer=normalizer, pre_tokenizer=None)
-        content["added_tokens"].append(token | {"normalized": True})
-
-    edit_json(folder / "tokenizer.json", edit)
-    assert said in complaint(lambda: fields_of(folder, 812))
 
 
 def test_suppressed_tokens(tmp_path: Path) -> None:
@@ -407,7 +375,7 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert model.tokenizer.decode(model.encode_prompt("Hi")) == "user\nHi\nassistant\n"
 
 
-def test_control_tokens_that_swallow_spaces(tmp_path: Path) -> None:
+def test_control_tokens_strip_spaces_behind_them(tmp_path: Path) -> None:
     """Phi-3's do, and readers of GGUF go by the model's name."""
     folder = copy_folder("mistral", tmp_path / "my-model")
     swallowing = {"rstrip": True, "special": True, "single_word": False, "lstrip": False, "normalized": False}
@@ -445,34 +413,41 @@ def model(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return lambda said: said["model"].update(changes)
 
 
+def behind_spaces(said: dict[str, Any]) -> None:
+    """An added token that matches in text whose spaces are ▁ already."""
+    steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    said.update(normalizer={"type": "Sequence", "normalizers": steps}, pre_tokenizer=None)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    said["added_tokens"].append({"id": 800, "content": "<new>", "normalized": True, **flags})
+
+
 REFUSED: list[tuple[str, Callable[[dict[str, Any]], object], type[EdgeError], str]] = [
     ("qwen2", model(type="WordLevel"), UnsupportedError, "type 'WordLevel' is not supported"),
-    ("qwen2", model(vocab=[]), UnsupportedError, "not supported"),
-    ("qwen2", lambda said: said.pop("model"), UnsupportedError, "type None"),
     ("qwen2", model(dropout=0.1), UnsupportedError, "dropout"),
     ("qwen2", model(end_of_word_suffix="</w>"), UnsupportedError, "end_of_word_suffix"),
     ("qwen2", model(ignore_merges=True), UnsupportedError, "ignore_merges True"),
     ("qwen2", pre_tokenizer({"type": "Whitespace"}), UnsupportedError, "none that GGUF has a name for.*Whitespace"),
     ("qwen2", pre_tokenizer(split(r"\p{L}+")), UnsupportedError, "none that GGUF"),
     ("qwen2", lambda said: said.update(pre_tokenizer=BYTES | {"add_prefix_space": True}), UnsupportedError, "space"),
-    ("qwen2", lambda said: said.update(pre_tokenizer=None), UnsupportedError, "none that GGUF"),
     ("qwen2", normalizer({"type": "NFKC"}), UnsupportedError, "normalizer is not supported.*NFKC"),
     ("qwen2", model(merges=["a"]), ModelFormatError, "'a' is not a pair"),
-    ("qwen2", model(merges=[["a", 1]]), ModelFormatError, "is not a pair"),
-    ("qwen2", model(merges=["a b c"]), ModelFormatError, "is not a pair"),
     ("qwen2", model(merges=[["zz", "zz"]]), ModelFormatError, "not in the vocabulary"),
     ("qwen2", lambda said: said["model"]["vocab"].update(x="5"), ModelFormatError, "has the id '5'"),
     ("qwen2", lambda said: said["model"]["vocab"].update(toomuch=272), ModelFormatError, "has the id 272, of 272"),
     ("qwen2", lambda said: said["model"]["vocab"].update(other=5), ModelFormatError, "the id 5 belongs to"),
-    ("qwen2", lambda said: said.update(added_tokens=[5]), ModelFormatError, "the added token 5"),
     ("qwen2", lambda said: said["added_tokens"][0].update(id=-1), ModelFormatError, "no text or no id"),
-    ("qwen2", lambda said: said["added_tokens"][0].update(content="!"), ModelFormatError, "the id 0 belongs to"),
     ("mistral", normalizer(None), UnsupportedError, "does not write spaces as ▁"),
     ("mistral", normalizer({"type": "NFC"}), UnsupportedError, "normalizer NFC"),
     ("mistral", lambda said: said.update(pre_tokenizer=BYTES), UnsupportedError, "pre-tokenizer ByteLevel"),
     ("mistral", lambda said: said["model"]["merges"].pop(40), UnsupportedError, "is not merged of"),
     ("mistral", lambda said: said["model"]["merges"].append(["zz", "q"]), ModelFormatError, "names tokens"),
 ]  # fmt: skip
+
+
+def test_added_token_that_matches_behind_spaces_is_refused(tmp_path: Path) -> None:
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    edit_json(folder / "tokenizer.json", behind_spaces)
+    assert "'<new>' is normalized" in complaint(lambda: fields_of(folder, 812))
 
 
 @pytest.mark.parametrize(("name", "edit", "error", "match"), REFUSED, ids=range(len(REFUSED)))
@@ -490,6 +465,8 @@ def test_refusals(
 ODD: list[Any] = [
     None, -1, 0, 2**70, 0.5, "x", "", [], [1, "x"], [[]], [{}], {}, {"type": "Sequence"}, {"type": 3}, True,
 ]  # fmt: skip
+
+UNREAD = ("decoder", "truncation", "padding", "version")
 
 
 def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
@@ -509,14 +486,15 @@ def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
     *(("qwen2", f"{title}.json") for title in ("tokenizer_config", "special_tokens_map", "generation_config")),
 ])  # fmt: skip
 def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
-    """Every value in turn becomes something else; then the whole file does."""
+    """Every value in turn becomes something else, in make test one in three of ODD; then the whole file does."""
+    step = 3 if examples(1) == 1 else 1
     folder = copy_folder(name, tmp_path / "folder")
     path = folder / file
     if not path.exists():
         path.write_text('{"eos_token_id": [2, 0], "eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}')
     text = path.read_text(encoding="utf-8")
-    for place in places(json.loads(text)):
-        for value in ODD if place[0] not in ("decoder", "truncation", "padding", "version") else ():
+    for number, place in enumerate(places(json.loads(text))):
+        for value in ODD[number % step :: step] if place[0] not in UNREAD else ():
             changed = json.loads(text)
             part = changed
             for key in place[:-1]:
@@ -527,11 +505,6 @@ def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: P
     for data in (b"", b"[]", b"\xff", b"{", b'{"a": NaN}'):
         path.write_bytes(data)
         assert "\n" not in complaint(lambda: fields_of(folder, 810))
-
-
-def test_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no tokenizer\.json"):
-        fields_of(tmp_path, 4)
 
 
 def test_merges_as_older_files_write_them(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from test_heard import NAMES as HEARD_NAMES
 from test_sight import NAMES, TOWERS
 
 from edge.converters.convert import Conversion, convert, preview
+from edge.converters.gguf.quantize import Settings
 from edge.converters.huggingface.mmproj import plan_mmproj, sees, write_mmproj
-from edge.converters.quantize import Settings
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
 from edge.formats.safetensors import read_header
@@ -46,7 +46,7 @@ def test_written_encoder_is_that_of_gguf(name: str, tmp_path: Path) -> None:
 
 def test_encoder_beside_the_converted_model(tmp_path: Path) -> None:
     folder, target = TOWERS.parent / "folders" / "gemma3", tmp_path / "gemma.gguf"
-    report = convert(folder, target, Conversion("gguf", settings=Settings("Q8_0")))
+    report = convert(folder, target, Conversion("gguf", settings=Settings("Q8_0", "rtn")))
     assert set(report.files) == {"gemma.gguf", "mmproj-gemma.gguf"}
     assert set(preview(folder, tmp_path / "other.gguf", Conversion("gguf"))[0]) == {"other.gguf", "mmproj-other.gguf"}
     tower = open_tower(read_gguf(tmp_path / "mmproj-gemma.gguf"), open_model(target).spec)
@@ -82,20 +82,14 @@ def test_encoder_in_other_types(tmp_path: Path) -> None:
         convert(path, tmp_path / "onnx", Conversion("onnx", settings=Settings("Q8_0", method="rtn")))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        (
-            "smolvlm",
-            {"vision_config.hidden_act": "gelu", "do_image_splitting": False, "max_image_size.longest_edge": 64},
-        ),
-        ("gemma3", {"vision_config.num_channels": 1, "resample": 3, "do_pan_and_scan": True, "size.height": 48}),
-        ("lfm2", {"projector_hidden_act": "silu", "max_tiles": 4, "rescale_factor": 0.5}),
-        ("qwen25vl", {"vision_config.hidden_act": "quick_gelu", "vision_config.window_size": 56, "patch_size": 16}),
-        ("qwen3vl", {"vision_config.rope_parameters.rope_theta": 5.0, "vision_config.temporal_patch_size": 1}),
-        ("gemma4", {"vision_config.head_dim": 8, "vision_config.pooling_kernel_size": 2, "do_normalize": True}),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), [
+    ("smolvlm", {"vision_config.hidden_act": "gelu", "do_image_splitting": False, "max_image_size.longest_edge": 64}),
+    ("gemma3", {"vision_config.num_channels": 1, "resample": 3, "do_pan_and_scan": True, "size.height": 48}),
+    ("lfm2", {"projector_hidden_act": "silu", "max_tiles": 4, "rescale_factor": 0.5}),
+    ("qwen25vl", {"vision_config.hidden_act": "quick_gelu", "vision_config.window_size": 56, "patch_size": 16}),
+    ("qwen3vl", {"vision_config.rope_parameters.rope_theta": 5.0, "vision_config.temporal_patch_size": 1}),
+    ("gemma4", {"vision_config.head_dim": 8, "vision_config.pooling_kernel_size": 2, "do_normalize": True}),
+])  # fmt: skip
 def test_settings_that_change_pixels(name: str, changes: dict[str, object], tmp_path: Path) -> None:
     for number, (key, value) in enumerate(changes.items()):
         folder = Path(shutil.copytree(TOWERS / name, tmp_path / f"{number}"))
@@ -149,14 +143,11 @@ def test_written_ears_are_those_of_gguf(name: str, tmp_path: Path) -> None:
     assert after.size < found.file.size
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "key", "value"),
-    [
-        ("towers/smolvlm", "preprocessor_config.json", "image_mean", "x"),
-        ("towers/smolvlm", "preprocessor_config.json", "size", {"longest_edge": -4}),
-        ("heard/qwen2audio", "config.json", "encoder_attention_heads", 5),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "key", "value"), [
+    ("towers/smolvlm", "preprocessor_config.json", "image_mean", "x"),
+    ("towers/smolvlm", "preprocessor_config.json", "size", {"longest_edge": -4}),
+    ("heard/qwen2audio", "config.json", "encoder_attention_heads", 5),
+])  # fmt: skip
 def test_settings_that_are_wrong_are_named_with_their_file(
     name: str, file: str, key: str, value: object, tmp_path: Path
 ) -> None:

@@ -10,16 +10,16 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as ggufs_values
 from gguf.quants import quantize as ggufs
 from small_models import Small, write_small
-from test_cli import edge
+from test_cli import edge_here as edge
 
-from edge.converters.ggml import quantize_file
-from edge.converters.quantize import METHODS, Settings, quantize_gguf
+from edge.converters.gguf.ggml import quantize_file
+from edge.converters.gguf.quantize import METHODS, Settings, quantize_gguf
 from edge.converters.quantizers.lattice import is_trained
 from edge.converters.quantizers.rtn import quantize
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import TABLE
 from edge.model.model import open_model
+from edge.model.structure.layers import TABLE
 from edge.types import FloatArray
 
 TOKENS = np.random.default_rng(1).integers(3, 272, 2048).astype(np.int32)
@@ -81,7 +81,7 @@ def matrices(file: GGUFFile) -> dict[str, FloatArray]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_keeps_them(method: str, path: Path, tmp_path: Path) -> None:
+def test_every_method_keeps_trained_codes(method: str, path: Path, tmp_path: Path) -> None:
     model = open_model(path)
     report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
     found = open_model(tmp_path / "q.gguf").file

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +11,10 @@ from conftest import GOLDEN, examples, load_engine, mean_kl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.converters.convert import Conversion, convert
-from edge.converters.prune import Pruning, check_pruning, measure_importance, perplexity_on, prune_gguf
+from edge.converters.pruning.prune import Pruning, check_pruning, perplexity_on, prune_gguf
+from edge.converters.pruning.repair import repair
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.repair import _schedule, repair
-from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
@@ -128,14 +124,6 @@ def test_any_share_leaves_whole_blocks(share: float, layers: int) -> None:
     assert kept == spec.ffn or kept % 32 == 0
 
 
-def test_importance_follows_the_channels_outputs() -> None:
-    model = open_model(GOLDEN / "llama-gqa-untied.gguf")
-    found = measure_importance(model.file, model.spec, tokens_for(model))
-    assert found.channels.shape == (model.spec.layers, model.spec.ffn)
-    assert (found.channels >= 0).all()
-    assert (found.layers > 0).all()
-
-
 def test_perplexity_matches_reference() -> None:
     model = open_model(GOLDEN / "llama-gqa-untied.gguf")
     tokens = tokens_for(model, 512)
@@ -160,88 +148,11 @@ def test_unprunable_models_are_refused(pruning: Pruning, said: str) -> None:
             check_pruning(open_model(GOLDEN / f"{name}.gguf").spec, Pruning(layers=1))
 
 
-def test_unprunable_model_is_refused_before_text_is_read(tmp_path: Path) -> None:
-    def unread(tokenizer: object) -> IntArray:
-        raise AssertionError
-
-    wanted = Conversion("gguf", pruning=Pruning(layers=99))
-    with pytest.raises(InputError, match="one must stay"):
-        convert(GOLDEN / "llama-gqa-untied.gguf", tmp_path / "p.gguf", wanted, tokens=unread)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def pruned(tmp_path: Path) -> Model:
     whole = open_model(GOLDEN / "llama-gqa-untied.gguf")
     prune_gguf(whole.file, whole.spec, tmp_path / "pruned.gguf", Pruning(layers=1), tokens_for(whole))
     return open_model(tmp_path / "pruned.gguf")
-
-
-class Student:
-    """As transformers has one, but of its weights only those of the last norm change: they double."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def parameters(self) -> list[object]:
-        return []
-
-    def train(self) -> None: ...
-
-    def save_pretrained(self, target: Path) -> None:
-        data = bytearray((self.folder / "model.safetensors").read_bytes())
-        start = 8 + int.from_bytes(data[:8], "little")
-        first, end = (start + at for at in json.loads(data[8:start])["model.norm.weight"]["data_offsets"])
-        data[first:end] = (2 * np.frombuffer(data[first:end], np.float32)).tobytes()
-        target.mkdir()
-        (target / "model.safetensors").write_bytes(data)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_students_checkpoint_becomes_the_repaired_model(
-    pruned: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    """Without a step of learning, for which torch is too large to be installed here."""
-    folders: list[str] = []
-
-    def from_pretrained(folder: Path, **_: object) -> Student:
-        folders.append(folder.name)
-        if fails and len(folders) == 2:
-            raise OSError("no such model")
-        return Student(folder)
-
-    quiet = SimpleNamespace(set_verbosity_error=lambda: None, disable_progress_bar=lambda: None)
-    transformers = SimpleNamespace(
-        utils=SimpleNamespace(logging=quiet), AutoModelForCausalLM=SimpleNamespace(from_pretrained=from_pretrained)
-    )
-    torch = SimpleNamespace(float32=None, optim=SimpleNamespace(AdamW=lambda parameters, **_: None))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "transformers", transformers)
-    whole, target = open_model(GOLDEN / "llama-gqa-untied.gguf"), tmp_path / "repaired.gguf"
-    if fails:
-        with pytest.raises(OSError, match="no such model"):
-            repair(whole.file, pruned.file, target, tokens_for(whole, 512), steps=0)
-        assert [path.name for path in tmp_path.iterdir()] == ["pruned.gguf"]
-        return
-    repair(whole.file, pruned.file, target, tokens_for(whole, 512), steps=0)
-    assert folders == ["whole", "pruned"]
-    assert {path.name for path in tmp_path.iterdir()} == {"pruned.gguf", "repaired.gguf"}
-    tokens = tokens_for(whole, 20)
-    np.testing.assert_allclose(logits(open_model(target), tokens), 2 * logits(pruned, tokens), rtol=1e-4, atol=1e-4)
-
-
-def test_learning_rate_rises_and_falls_to_nothing() -> None:
-    rates = [_schedule(step / 100) for step in range(101)]
-    assert (rates[0], max(rates), rates.index(max(rates))) == (0, 1, 10)
-    assert rates[:11] == sorted(rates[:11])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(0, abs=1e-9)
-
-
-def test_repair_without_torch_names_extra(pruned: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match="train"):
-        repair(pruned.file, pruned.file, tmp_path / "repaired.gguf", tokens_for(pruned, 512), steps=1)
 
 
 @pytest.mark.train

@@ -109,7 +109,7 @@ def read_all(root: Path) -> None:
         assert figure is None or math.isfinite(figure)
 
 
-def test_kernels_own_are_read(tmp_path: Path) -> None:
+def test_kernel_files_are_read(tmp_path: Path) -> None:
     for name, content in FILES.items():
         place(tmp_path / name, content.encode())
     assert (memory_use(tmp_path).rss, free_memory(tmp_path)) == (200 << 10, 1000 << 10)

@@ -33,10 +33,9 @@ ACCELERATOR = "DRIVER={}\nPCI_CLASS=118000\nPCI_ID=1022:17F0\n"
 
 
 @linux
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [("amdxdna", "AMD XDNA"), ("intel_vpu", "Intel NPU"), ("rocket", "Rockchip NPU"), ("new", "unknown accelerator")],
-)
+@pytest.mark.parametrize(("driver", "name"), [
+    ("amdxdna", "AMD XDNA"), ("intel_vpu", "Intel NPU"), ("rocket", "Rockchip NPU"), ("new", "unknown accelerator"),
+])  # fmt: skip
 def test_accelerators_are_told_by_their_drivers(tmp_path: Path, driver: str, name: str) -> None:
     root = tree(tmp_path, sys__class__accel__accel0__device__uevent=ACCELERATOR.format(driver), dev__accel__accel0="")
     (seen,) = seen_npus(root)
@@ -69,6 +68,8 @@ def test_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = json.loads(run.invoke(app, ["devices", "--json"]).output)
     assert [each["npu"]["soc"] for each in found["npus"]] == [None, 57]
     assert {"cpu", "cpu-static"} <= set(found["providers"])
+    of_chip = " ".join(run.invoke(app, ["devices", "show", "galaxy-s24"]).output.split())
+    assert "Qualcomm Hexagon v75, chip 57: --provider qnn" in of_chip
     monkeypatch.setenv("EDGE_SENSORS", str(tree(tmp_path / "none")))
     assert "no NPU was found" in run.invoke(app, ["devices"]).output
 
@@ -110,8 +111,3 @@ def test_inspect_shows_whether_the_npu_runs_a_model(device: str, said: list[str]
     assert f"NPU of {device}" in shown
     for each in said:
         assert each in shown
-
-
-def test_unknown_devices_are_refused() -> None:
-    done = run.invoke(app, ["inspect", str(GOLDEN / "llama-gqa-tied.gguf"), "--device", "toaster"])
-    assert "unknown device 'toaster'" in str(done.exception)

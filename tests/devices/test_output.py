@@ -263,7 +263,7 @@ def test_file_is_held_by_one(place: Path) -> None:
 
 @pytest.fixture
 def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever does the work before looking where its result goes fails."""
+    """Fail: work was done before the place of its result was checked."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the work was begun")
@@ -271,7 +271,7 @@ def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (
         "edge.converters.convert._read",
         "edge.lab.profiling.ceilings.probe_profile",
-        "edge.converters.plain.write_plain",
+        "edge.converters.gguf.plain.write_plain",
     ):
         monkeypatch.setattr(name, refuse)
     return

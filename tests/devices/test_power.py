@@ -97,7 +97,7 @@ def test_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, card
 
 
 @pytest.mark.parametrize("card", [nvml.Card("Radeon"), nvml.Card("Tesla T4", "00000000:09:00.0")])
-def test_card_that_nvml_does_not_show(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
+def test_card_unknown_to_nvml_is_unavailable(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
     with pytest.raises(Unavailable, match="NVML"):
         nvml.find(tmp_path, card)
     assert nvml.used_memory(card) is None
@@ -119,7 +119,7 @@ def test_run_on_card_goes_on_with_its_counter(tmp_path: Path, cards: Cards, monk
     cards.millijoules[1] = -1
     reading = meter.read()
     assert reading.kind == "estimate"
-    assert 5.5 <= reading.joules < 8
+    assert 5.5 <= reading.joules < 15  # without the 10 J again
     own = app_meter(lambda: 7.0)
     assert not measure_card(own, nvml.Card("GeForce RTX 3080"))
     assert own.read().source == "app"
@@ -158,7 +158,7 @@ def test_counter_for_root_names_the_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "no number\n", "\xff"])
-def test_counter_that_makes_no_sense(tmp_path: Path, content: str) -> None:
+def test_unreadable_counter_is_unavailable(tmp_path: Path, content: str) -> None:
     rapl_tree(tmp_path, 1)
     write(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", content)
     with pytest.raises(Unavailable):
@@ -275,10 +275,10 @@ def test_sensor_that_vanishes_is_continued_by_estimate(tmp_path: Path) -> None:
     first = meter.read()
     sum(number * number for number in range(300_000))
     second = meter.read()
-    assert 2.0 <= first.joules < second.joules < 4.0
+    assert 2.0 <= first.joules < second.joules < 40  # by the time that a loaded machine takes
     assert (second.kind, second.source) == ("estimate", "RAPL, then " + second.source.rpartition("then ")[2])
     rapl_tree(tmp_path, 50_000_000)  # it comes back, but nobody knows what it counted in between
-    assert meter.read().joules < 10
+    assert meter.read().joules < 40
 
 
 def test_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:

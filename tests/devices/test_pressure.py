@@ -11,7 +11,6 @@ import pytest
 from conftest import GOLDEN, open_golden, run_child, some_tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import Small, write_small
 from test_devices import write
 
 from edge.devices.memory.pressure import Pressure, read_pressure
@@ -63,7 +62,7 @@ def test_cgroups_of_version_1_and_damaged_pressure(tmp_path: Path) -> None:
 
 
 def given_back(memories: list[MemoryReading], every: float = 0.5) -> list[int]:
-    """What decisions over these readings give back, which is at once."""
+    """The amounts that decisions over these readings give back, without waiting."""
     state, gone, gave = State(Sample(0.0)), 0, []
     for number, memory in enumerate(memories, start=1):
         memory = replace(memory, needed=memory.needed - gone, spare=max(0, memory.spare - gone))
@@ -224,7 +223,6 @@ main()
 """
 
 
-@pytest.mark.slow
 def test_edge_run_fails_if_memory_cuts_answer() -> None:
     child = run_child(_SHORT, GOLDEN / "llama-gqa-tied.gguf")
     assert child.status == 5
@@ -270,52 +268,3 @@ def test_trim_from_another_thread_while_answer_is_generated() -> None:
         thread.join()
         assert session.report.tokens.generated == 400
         assert session.engine.kv.capacity == 256
-
-
-_FALL = """
-import json, os, sys
-from pathlib import Path
-import numpy as np
-import edge.run.budgets.meters
-from edge.devices.memory import memory_use, release_free_memory
-from edge.run.starting.loading import load
-
-path, backend, root = sys.argv[1:]
-os.environ["EDGE_SENSORS"] = root
-os.environ["EDGE_HISTORY"] = "0"  # whose modules would be counted
-edge.run.budgets.meters.PRESSURE_S = 0.0
-edge.run.budgets.meters._COST = 0
-tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
-with load(path, backend=backend, max_kv_size=4096, prefill_step_size=64, threads=1) as session:
-    pieces = session.stream(tokens, max_tokens=30, ignore_eos=True)
-    for _ in range(10):
-        next(pieces)
-    before = memory_use().anonymous  # files that are mapped meanwhile, such as libraries, are none of its rows
-    limit = session.plan.bytes.total - 8 * 2**20
-    (Path(root) / "sys/fs/cgroup/memory.max").write_text(str(limit))
-    text = "".join(pieces)
-    after, report = memory_use().anonymous, session.report
-counted = sum(action.bytes for action in report.actions)
-print(json.dumps({"fell": before - after, "actions": len(report.actions), "counted": counted,
-                  "stop": report.stop_reason, "tokens": report.tokens.generated, "rows": report.kv.capacity}))
-"""
-
-
-@pytest.mark.parametrize(
-    "backend", ["llamacpp", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "onnx"))]
-)
-def test_resident_memory_falls_with_limit(backend: str, tmp_path: Path) -> None:
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
-    path = write_small(tmp_path / "small.gguf", Small(layers=4, heads=4, kv_heads=4, head=64, context=4096))
-    root = tmp_path / "device"
-    write(root, "proc/self/cgroup", "0::/\n")
-    write(root, "proc/meminfo", PLENTY)
-    write(root, "sys/fs/cgroup/memory.max", "max")
-    child = run_child(_FALL, path, backend, root)
-    assert child.status == 0, child.errors
-    done = child.output
-    assert (done["stop"], done["tokens"], done["actions"]) == ("length", 30, 1)
-    assert 256 <= done["rows"] < 4096
-    assert done["counted"] >= 14 * MIB  # 8, and 6 that plans leave free
-    assert done["fell"] > 0.9 * done["counted"] - MIB

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from edge.cli.commands import app
 from edge.cli.targets import isa_names
 from edge.devices import integer_products, profiles
-from edge.devices.integer_products import missing
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
@@ -32,10 +31,6 @@ from edge.devices.profiles.profile import BUS_SHARE, FIGURES, Cluster, DevicePro
 from edge.errors import InputError
 
 SHIPPED = [name for name in profile_names() if name != HOST]
-WANTED = {
-    "raspberry-pi-5", "raspberry-pi-zero-2w", "jetson-orin-nano", "pixel-9", "galaxy-s24", "galaxy-s25", "iphone-16",
-    "macbook-air-m3", "snapdragon-x-elite", "intel-n100", "steam-deck", "generic-x86", "generic-arm64",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +41,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # Those that come with edge
-
-
-def test_all_that_were_promised_are_there() -> None:
-    assert set(SHIPPED) >= WANTED
 
 
 CLASSES = {
@@ -85,18 +76,6 @@ def test_figures_are_plausible(name: str) -> None:
         assert (value(figure) or low) >= low
         assert (value(figure) or high) <= high
     assert profile.cores is None or 1 <= profile.cores <= 16
-
-
-@pytest.mark.parametrize(
-    ("name", "soc", "arch"), [("galaxy-s24", 57, "75"), ("galaxy-s25", 69, "79"), ("snapdragon-x-elite", 60, "73")]
-)
-def test_qualcomm_chips_have_compiler_numbers(name: str, soc: int, arch: str) -> None:
-    """As in LiteRT's and ExecuTorch's tables of chips."""
-    profile = find_profile(name)
-    assert (profile.npu.provider, profile.npu.soc, profile.npu.arch) == ("qnn", soc, arch)
-    assert "[npu]" in to_toml(profile)
-    shown = " ".join(run.invoke(app, ["devices", "show", name]).output.split())
-    assert f"Qualcomm Hexagon v{arch}, chip {soc}: --provider qnn" in shown
 
 
 # What follows from figures
@@ -177,9 +156,7 @@ GOOD = to_toml(
 
 WRONG = [
     ('name = "my-phone"', "", "name is missing"), ('name = "my-phone"', 'name = "../../x"', "name must be letters"),
-    ('name = "my-phone"', "name = 5", "name must be a line of text"),
     ('description = "mine"', 'description = "a\\nb"', "line of text"), ("value = 2.5", "value = -1", "greater than 0"),
-    ("value = 2.5", "value = true", "greater than 0"), ("value = 2.5", "value = nan", "greater than 0"),
     ("value = 2.5", "value = inf", "greater than 0"), ("value = 2.5", "", "figures.core_watts.value is missing"),
     ('kind = "measured"', 'kind = "felt"', "kind must be one of measured, .* not 'felt'"),
     ('source = "a meter"\n\n[figures', "[figures", r"clusters\[0\].source is missing"),
@@ -189,7 +166,6 @@ WRONG = [
     ("[figures.core_watts]", "[figures]\ncore_watts = 3\n[other]", "has no 'other'"),
     ("value", "value = = ", "is no TOML"), ('vendor = "Maker"\n', "", "npu.vendor is missing"),
     ("soc = 57", 'soc = "SM8650"', "npu.soc must be a whole number from 1 to 4096, not 'SM8650'"),
-    ('arch = "75"', "arch = 75", "npu.arch must be a line of text"), ("[npu]", "[[npu]]", "npu must be a table"),
 ]  # fmt: skip
 
 
@@ -213,7 +189,7 @@ def test_damaged_files_never_crash(tmp_path: Path, at: int, junk: bytes, cut: in
         assert read_profile(path).name
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_profile_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_bytes(b"#" * (1 << 19))
     with pytest.raises(InputError, match="too long"):
         read_profile(tmp_path / "long.toml")
@@ -280,18 +256,6 @@ def test_profile_of_another_processor_is_not_this_hosts() -> None:
     assert find_profile(HOST).value("core_watts") is None
 
 
-@pytest.mark.parametrize(
-    ("absent", "said"),
-    [({"onnx"}, "onnx is not installed"), ({"onnx", "onnxruntime"}, "onnxruntime and onnx are not installed")],
-)
-def test_missing_packages_for_integer_rates_are_named(
-    absent: set[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integer_products, "find_spec", lambda name: None if name in absent else object())
-    assert said in (missing() or "")
-    assert integer_products.fastest_product() is None
-
-
 # The commands
 
 run = CliRunner()
@@ -323,9 +287,10 @@ def test_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) -> N
 
 def test_probing_says_why_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.lab.profiling.ceilings.probe_profile", lambda *_: profiles.describe_host())
-    monkeypatch.setattr(integer_products, "find_spec", lambda name: None)
-    said = run.invoke(app, ["devices", "probe", "--quiet"]).output
-    assert "int8 arithmetic is unknown: onnxruntime and onnx are not installed (extra: onnx)" in said
+    for found, missing in ((None, "onnxruntime and onnx are"), ("onnxruntime", "onnx is")):
+        monkeypatch.setattr(integer_products, "find_spec", lambda name, found=found: name == found or None)
+        said = run.invoke(app, ["devices", "probe", "--quiet"]).output
+        assert f"int8 arithmetic is unknown: {missing} not installed" in said
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -348,19 +313,15 @@ def test_profile_is_what_its_file_is_called(own: Path, name: str) -> None:
         find_profile("mine")
 
 
-@pytest.mark.parametrize("kind", ["a file", "a loop", "too long"])
-def test_folder_of_profiles_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    path = tmp_path / ("x" * 300 if kind == "too long" else "x")
-    if kind == "a file":
-        path.write_text("x")
-    elif kind == "a loop":
-        path.symlink_to(path)
+def test_file_is_no_folder_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_text("x")
     monkeypatch.setenv("EDGE_DEVICES", str(path))
     for ask_it in (profile_names, host_power, lambda: find_profile(HOST)):
         with pytest.raises(InputError, match=r"EDGE_DEVICES: .* cannot be read"):
             ask_it()
     monkeypatch.delenv("EDGE_DEVICES")
-    # A folder that nobody chose: none are there.
+    # As the default folder, which the user did not name, it is no error.
     monkeypatch.setattr("edge.devices.profiles.system_folder", lambda kind: str(path))
     assert set(profile_names()) == {HOST, *SHIPPED}
     assert find_profile(HOST).name == HOST
@@ -386,21 +347,15 @@ def test_pipes_are_not_replaced(tmp_path: Path) -> None:
     ({"machine": "riscv64"}, "which riscv64 has not: leave isa out"),
     ({"cpu": "nope-cpu"}, "cpu 'nope-cpu', which LLVM does not know: choose a64fx"),
 ])  # fmt: skip
-@pytest.mark.parametrize("command", ["add", "compile"])
-def test_unknown_processors_are_refused(tmp_path: Path, changed: dict[str, str], said: str, command: str) -> None:
+def test_unknown_processors_are_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
     if "cpu" in changed:
         pytest.importorskip("tvm")
     wrong = replace(find_profile("raspberry-pi-5"), name="my-board", **changed)  # type: ignore[arg-type]
-    if command == "compile":
-        own_folder().mkdir()
-    write_profile(wrong, own_folder() / "my-board.toml" if command == "compile" else tmp_path / "e.toml")
-    made = ["devices", "add", str(tmp_path / "e.toml")]
-    if command == "compile":
-        made = ["compile", str(GOLDEN / "llama-gqa-tied.gguf"), "--device", "my-board", "-o", str(tmp_path / "x")]
-    done = run.invoke(app, made)
+    write_profile(wrong, tmp_path / "e.toml")
+    done = run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")])
     assert isinstance(done.exception, InputError)
     assert said in str(done.exception)
-    assert command == "compile" or not own_folder().exists()
+    assert not own_folder().exists()
 
 
 def test_no_code_is_made_by_guess_of_isa(tmp_path: Path) -> None:
@@ -413,19 +368,9 @@ def test_no_code_is_made_by_guess_of_isa(tmp_path: Path) -> None:
     assert "edge export only: edge compile is for Linux and Android" in listed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        GOOD.replace("my-phone", HOST).replace("2.5", "-9"),
-        *(pytest.param(text, marks=pytest.mark.exhaustive) for text in ('name = "host"', "\xff", GOOD)),
-    ],
-    ids=str,
-)
-def test_damaged_profile_of_host_stops_nothing(
-    own: Path, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_profile_of_host_stops_nothing(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     own.mkdir()
-    (own / "host.toml").write_text(text, encoding="latin-1")
+    (own / "host.toml").write_text(GOOD.replace("my-phone", HOST).replace("2.5", "-9"))
     assert host_power().profile.startswith("generic-")
     assert find_profile(HOST).cores
     assert [str(own / "host.toml") in each.message and "delete it" in each.message for each in caplog.records] == [True]

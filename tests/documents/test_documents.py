@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import edge
+from test_cli import edge, edge_here
 
 import edge as package
 from edge.converters.convert import Conversion, convert
-from edge.documents.encoder import MINILM, load_encoder, open_encoder
+from edge.documents import nearest
+from edge.documents.encoder import MINILM, load_encoder, needed_by, open_encoder
 from edge.documents.indexing import index, remove
 from edge.documents.reading import READERS, read_document
 from edge.documents.searching import by_vectors, by_words, join, rerank, search
@@ -154,6 +156,15 @@ def test_passages_end_with_sentences_and_lose_no_word() -> None:
     assert "".join(each.text + " " for each in parts).split() == ["word"] * 999
 
 
+def test_budget_errors_name_the_model_that_they_concern() -> None:
+    for said, wanted in (
+        ("needs 9 MiB", "the model m needs 9 MiB"),
+        ("no answer: late", "the model m: no answer: late"),
+    ):
+        with pytest.raises(BudgetError, match=f"^{wanted}$"), needed_by("the model m"):
+            raise BudgetError(said)
+
+
 def test_files_that_change_or_leave(folder: Path) -> None:
     steps = list[str]()
     first = index("own", folder, encoder=ENCODER, on_progress=lambda step, *_: steps.append(step), **ON)  # type: ignore[arg-type]
@@ -217,14 +228,20 @@ def test_sources_that_fail_change_nothing(folder: Path) -> None:
 
 def test_interrupted_index_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.documents.indexing._AT_ONCE", 1)
+    stop: int | None = 2
 
     def interrupt(step: str, done: float, whole: float) -> None:
+        if (step, done) == ("reading files", stop):
+            raise BrokenPipeError  # no error of the index
         if step == "embedding passages":
             raise KeyboardInterrupt
 
+    with pytest.raises(BrokenPipeError):
+        index("own", folder, encoder=ENCODER, on_progress=interrupt, **ON)  # type: ignore[arg-type]
+    stop = None
     with pytest.raises(KeyboardInterrupt):
         index("own", folder, encoder=ENCODER, on_progress=interrupt, **ON)  # type: ignore[arg-type]
-    assert "not embedded yet: 2 passages of own: edge index own goes on" in edge("index").stderr
+    assert "not embedded yet: 2 passages of own: edge index own goes on" in edge_here("index").stderr
     with Store("own") as store:
         assert store.counts() == (3, 3, 2)
         assert len(by_words(store, "sky")) == 1  # words are whole
@@ -243,6 +260,52 @@ def test_vectors_are_compared_with_all(indexed: Store) -> None:
     [(ids, scales, codes)] = indexed.vectors(query.size, 100)
     assert ids.tolist() == [1, 2, 3]
     np.testing.assert_allclose(codes * scales[:, None], exact, atol=np.abs(exact).max() / 127)
+
+
+def test_graph_of_many_vectors_finds_the_nearest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lower limit, beside a comparison of all of them."""
+    pytest.importorskip("usearch")
+    monkeypatch.setattr(nearest, "ABOVE", 100)
+    for number in range(200):
+        (folder / f"{number}.txt").write_text(f"Text {number}.")
+    index("own", folder, encoder=ENCODER, **ON)  # type: ignore[arg-type]
+    with Store("own") as store:
+        assert store.near_path.is_file()
+        drawn = np.random.default_rng(0).standard_normal((204, 32)).astype(np.float32)
+        drawn[:203] /= np.linalg.norm(drawn[:203], axis=1, keepdims=True)
+        store.put_vectors([each + 1 for each in range(203)], drawn[:203])
+        assert nearest.candidates(store, drawn[203], 3) is None  # stale
+        exact = by_vectors(store, drawn[203], 3)
+        nearest.build(store, 1 << 20, lambda *_: None)
+        path = next(store.files())
+        state = store.state(path)
+        store.put(path, state, None, ())  # only its time has changed
+        found = nearest.candidates(store, drawn[203], 3)
+        assert 3 <= len(found) <= 12  # not all
+        assert by_vectors(store, drawn[203], 3) == exact
+        whole = store.near_path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 255
+        for damaged in (whole[: len(whole) // 2], b"", bytes(flipped)):
+            store.near_path.write_bytes(damaged)
+            assert nearest.candidates(store, drawn[203], 3) is None
+            assert by_vectors(store, drawn[203], 3) == exact
+            assert nearest.build(store, 1 << 20, lambda *_: None)  # again
+            assert nearest.build(store, 1000, lambda *_: None)  # what is there takes no room
+            assert nearest.candidates(store, drawn[203], 3) == found
+        if hasattr(os, "geteuid"):
+            store.near_path.chmod(0o666)  # others may have written it
+            assert nearest.candidates(store, drawn[203], 3) is None
+        store.near_path.unlink()
+        (partial := store.near_path.with_suffix(".partial")).mkdir()
+        with pytest.raises(InputError, match="cannot be written"):
+            nearest.build(store, 1 << 20, lambda *_: None)
+        partial.rmdir()
+        assert not nearest.build(store, 1000, lambda *_: None)  # no room: all are compared
+        assert by_vectors(store, drawn[203], 3) == exact
+        monkeypatch.setattr(nearest, "find_spec", lambda _: None)
+    assert nearest.lacks_extra(101)
+    assert not nearest.lacks_extra(100)
 
 
 def test_words_and_vectors_are_joined_by_ranks(indexed: Store) -> None:
@@ -304,7 +367,6 @@ def test_conversation_keeps_questions(indexed: Store, open_session: Any) -> None
         talk = Conversation(open_session(max_kv_size=400))
         for question in ("What is called?", "And the sky?"):
             "".join(talk.say(question, documents=documents, max_tokens=4))
-            assert talk.session.report is not None
             assert talk.session.report.sources
         assert [each["content"] for each in talk.messages if each["role"] == "user"] == [
             "What is called?",
@@ -312,38 +374,43 @@ def test_conversation_keeps_questions(indexed: Store, open_session: Any) -> None
         ]
 
 
-def test_command_line(folder: Path) -> None:
+def test_documents_on_command_line(folder: Path) -> None:
     where = {"EDGE_INDEXES": str(folder.parent / "indexes")}
     (folder.parent / "bare").mkdir()
-    made = edge("index", "own", str(folder), "--encoder", ENCODER, "--backend", "reference", "--json", **where)
+    made = edge_here("index", "own", str(folder), "--encoder", ENCODER, "--backend", "reference", "--json", **where)
     assert (made.returncode, json.loads(made.stdout)["passages"]) == (0, 3), made.stderr
-    listed = json.loads(edge("index", "--json", **where).stdout)
+    listed = json.loads(edge_here("index", "--json", **where).stdout)
     assert [(each["name"], each["passages"], each["sources"]) for each in listed] == [("own", 3, [str(folder)])]
     options = ("--backend", "reference", "--max-kv-size", "400")
-    found = json.loads(edge("ask", "own", "scattered light", "--json", *options[:2], **where).stdout)
+    found = json.loads(edge_here("ask", "own", "scattered light", "--json", *options[:2], **where).stdout)
     assert found[0]["file"] == str(folder / "sky.md")
     asked = ("ask", "own", "scattered light", "-m", MODEL, "-n", "4", "--by", "words", *options)
-    done = edge(*asked, **where)
+    done = edge_here(*asked, **where)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"\n\n[1] The sky  {folder / 'sky.md'}:3\n")
-    report = json.loads(edge(*asked, "--json", **where).stdout)
+    report = json.loads(edge_here(*asked, "--json", **where).stdout)
     assert [each["title"] for each in report["sources"]] == ["The sky"]
     talked = edge("chat", MODEL, "--documents", "own", "-n", "4", *options, stdin="the sky\n", **where)
     assert "[1] The sky" in talked.stderr
-    nothing = edge("ask", "own", "zzz", "--by", "words", **where)
+    nothing = edge_here("ask", "own", "zzz", "--by", "words", **where)
     assert (nothing.stdout, nothing.stderr) == ("", "(no passage was found)\n")
     tight = ("--backend", "reference", "-n", "4", "--max-kv-size", "90")
-    short = edge("ask", "own", "scattered light", "-m", MODEL, "--by", "words", *tight, **where)
+    short = edge_here("ask", "own", "scattered light", "-m", MODEL, "--by", "words", *tight, **where)
     assert "(1 passage was found, but there is no room for it: state a larger --max-kv-size" in short.stderr
     talked = edge("chat", MODEL, "--documents", "own", *tight, stdin="the sky\n", **where)
     assert "(no passage stands before this question: none was found, or none fits" in talked.stderr
-    bare = edge("index", "bare", str(folder.parent / "bare"), "--encoder", ENCODER, **where)
+    bare = edge_here("index", "bare", str(folder.parent / "bare"), "--encoder", ENCODER, **where)
     assert (bare.returncode, bare.stdout[:28]) == (0, "bare: 0 files (unchanged), 0")
     (folder.parent / "indexes" / "junk.sqlite").write_bytes(b"junk" * 999)
     (folder.parent / "indexes" / "junk.sqlite").chmod(0o600)
-    listed = edge("index", **where)
+    listed = edge_here("index", **where)
     assert "own " in listed.stdout
     assert "edge index junk --remove" in listed.stderr
+    more = str(folder.parent / "more.md")
+    Path(more).write_text("Snow is white.")
+    assert edge("index", "own", more, "--backend", "reference", **where).returncode == 0
+    gone = edge("index", "own", more, "--remove", **where)
+    assert gone.stdout == f"own: {more} removed, with 1 file and 1 passage\n"
     for arguments, message in (
         (("ask", "none", "x"), "there is no index 'none': edge index none DIR makes it (there: bare, junk, own)"),
         (("ask", "own", "x", "--by", "luck"), "--by must be one of both, words, vectors, not 'luck'"),
@@ -357,9 +424,16 @@ def test_command_line(folder: Path) -> None:
         (("ask", "own", "x", "--prune", "0.5"), "--prune needs --model"),
         (("ask", "own", "x", "--temp", "1"), "--temp needs --model"),
     ):
-        wrong = edge(*arguments, **where)
+        wrong = edge_here(*arguments, **where)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
         assert message in wrong.stderr
+    for model, by in (("embedding", ("vectors",)), ("language", ("words", "-m", MODEL))):
+        small = edge("ask", "own", "sky", "--by", *by, "--memory", "8MiB", **where)
+        assert (small.returncode, small.stderr.count("\n")) == (3, 1), small.stderr
+        assert re.match(rf"edge: the {model} model \S+ needs \d+ MiB, the memory budget is 8.0 MiB", small.stderr)
+    assert edge("index", "junk", "--remove", **where).stdout == "junk: deleted, with 0 files and 0 passages\n"
+    gone = json.loads(edge("index", "own", "--remove", "--json", **where).stdout)
+    assert gone == {"name": "own", "removed": True, "files": 3, "passages": 3}
 
 
 @pytest.mark.wing("MiniLM")

@@ -11,7 +11,8 @@ import pytest
 from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import edge, edge_json
+from test_cli import edge_here as edge
+from test_cli import json_here as edge_json
 
 import edge as package
 from edge.cli.pruning import pruned_line
@@ -75,10 +76,12 @@ def test_kept_and_removed_sentences_make_the_text(text: str, keep: float) -> Non
 def test_bm25_is_that_of_the_formula() -> None:
     """A word in one of two documents of 3 and 1 words: idf ln(1 + 1.5 / 1.5) = ln 2, mean length 2."""
     expected = np.log(2) * 1 * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 3 / 2))
-    np.testing.assert_allclose(bm25(["the blue sky", "cats"], "sky"), [expected, 0])
+    np.testing.assert_allclose(bm25(["deep blue sky", "cats"], "sky"), [expected, 0])
 
 
-def test_passages_and_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Any) -> None:
+def test_prune_shortens_passages_and_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Any
+) -> None:
     monkeypatch.setenv("EDGE_INDEXES", str(tmp_path / "indexes"))
     (tmp_path / "text.txt").write_text(TEXT)
     index("own", tmp_path / "text.txt", encoder=ENCODER, backend="reference")
@@ -96,7 +99,7 @@ def test_passages_and_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, o
         assert small.report.kv.evicted == 0
     with package.Documents("own", by="words", prune=0.5, reranker=ENCODER, backend="reference") as documents:
         session.generate("Why is the sky blue?", documents=documents, max_tokens=4)
-        assert session.report.pruned.by == "bert.gguf"
+        assert session.report.pruned.by == "bert.gguf and BM25"
     options = ("--backend", "reference", "-n", "2", "--max-kv-size", "400")
     asked = ("run", TINY, "-f", str(tmp_path / "text.txt"), "-p", "Why is the sky blue?", *options)
     whole, short = edge_json(*asked, "--json"), edge_json(*asked, "--json", "--prune", "0.5")

@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edge.converters.quantizers.rtn import quantize
-from edge.devices.output import check_file, check_folder, new_folder
-from edge.errors import InputError
-from edge.formats.blocks import dequantize
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 
@@ -48,31 +44,3 @@ def test_another_reader_finds_same_fields(fields: dict[str, object], tmp_path_fa
     for name, value in fields.items():
         said = found[name].contents()
         assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
-
-
-def test_existing_files_are_kept_without_overwrite(tmp_path: Path) -> None:
-    file, folder = tmp_path / "file", tmp_path / "folder"
-    file.write_bytes(b"x")
-    with new_folder(folder) as target:
-        (target / "ours").write_bytes(b"x")
-    check_file(tmp_path / "new", force=False)
-    check_file(file, force=True)
-    check_folder(folder, lambda _: True, force=True)
-    for refused in (
-        lambda: check_file(file, force=False),
-        lambda: check_file(folder, force=True),
-        lambda: check_folder(file, lambda _: True, force=True),
-        lambda: check_folder(folder, lambda _: True, force=False),
-        lambda: check_folder(folder, lambda _: False, force=True),
-    ):
-        with pytest.raises(InputError):
-            refused()
-
-
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_values_on_the_grid_are_unchanged(kind: str) -> None:
-    weights = np.random.default_rng(1).standard_normal((8, 96), np.float32)
-    once = dequantize(quantize(weights, kind), kind)
-    assert 0 < np.abs(once - weights).max() < 0.3
-    again = dequantize(quantize(once, kind), kind)
-    np.testing.assert_allclose(again, once, atol=2e-3)

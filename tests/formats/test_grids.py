@@ -40,18 +40,6 @@ def test_gguf_reads_values_that_codes_mean(quantized: QuantizedMatrix) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_on_the_grid_round_trip(kind: str) -> None:
-    grid = GRIDS[kind]
-    levels = np.resize(np.arange(len(grid.levels)), (3, 8 * BLOCK)).astype(np.uint8)
-    scales = half(np.abs(normal(3, 8)) + np.float32(0.1))
-    minima = half(normal(3, 8)) if grid.minima else None
-    quantized = QuantizedMatrix(grid, levels, scales, minima)
-    wide = [None if each is None else np.repeat(each, BLOCK, axis=1) for each in (scales, minima)]
-    assert wide[0] is not None
-    assert np.array_equal(grid.codes(quantized.values, wide[0], wide[1]), levels)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_codes_are_nearest_levels(kind: str) -> None:
     grid, values = GRIDS[kind], 40 * normal(50, 40)
     found = grid.values(grid.codes(values, np.float32([1.0])), np.float32([1.0]))

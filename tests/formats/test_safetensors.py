@@ -88,18 +88,18 @@ LIES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("header", "match"), LIES, ids=range(len(LIES)))
-def test_lies_of_header(header: Any, match: str, tmp_path: Path) -> None:
+def test_lying_headers_are_refused(header: Any, match: str, tmp_path: Path) -> None:
     (tmp_path / "good").write_bytes(safetensors({"a": A, "b": B}, bytes(16)))
     assert list(read_header(tmp_path / "good")) == ["a", "b"]
     refused(tmp_path / "bad", safetensors(header, bytes(16)), match)
 
 
 @pytest.mark.parametrize("length", [17, 1000, 1 << 31, 1 << 63, (1 << 64) - 1])
-def test_lengths_that_cannot_be(length: int, tmp_path: Path) -> None:
+def test_impossible_header_lengths_are_refused(length: int, tmp_path: Path) -> None:
     refused(tmp_path / "bad", safetensors(b"{}", b"", length), "its header claims")
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_other_files_are_no_safetensors(tmp_path: Path) -> None:
     refused(tmp_path / "bad", b"", "no safetensors file")
     refused(tmp_path / "bad", b"1234567", "no safetensors file")
     with pytest.raises(ModelFormatError, match="cannot be read"):

@@ -15,17 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
-from gguf import TokenType
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from towers import TEXT, fill, picture, smolvlm, write_mmproj
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, SmolVLMForConditionalGeneration
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
-from write import CONTROL, MERGES, bytes_vocabulary, write_gguf
+from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, write_gguf
 
 SEED, STEPS = 341, 12
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -75,7 +73,7 @@ def main(out: Path) -> None:
     text = LlamaForCausalLM(config.text_config)
     text.config.tie_word_embeddings = False
     text.model, text.lm_head = core.text_model, full.lm_head
-    write_gguf(out / "smolvlm.gguf", text, vocabulary)
+    write_gguf(out / "smolvlm.gguf", text, VOCABULARY)
     processor = make_processor()
     found: dict[str, Any] = dict(pictures)
     for name, messages in CONVERSATIONS.items():
@@ -111,20 +109,9 @@ def make_processor() -> SmolVLMProcessor:
     return SmolVLMProcessor(pixels, wrapped, None, image_seq_len=4, chat_template=TEMPLATE)
 
 
-def vocabulary(writer: gguf.GGUFWriter) -> None:
-    special = {*CONTROL, *TOKENS[len(bytes_vocabulary()) :]}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in TOKENS])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(TOKENS.index("<end_of_utterance>"))
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
+VOCABULARY = bytes_of(
+    TOKENS, {*CONTROL, *TOKENS[len(bytes_vocabulary()) :]}, end=TOKENS.index("<end_of_utterance>"), template=TEMPLATE
+)
 
 
 if __name__ == "__main__":

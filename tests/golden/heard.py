@@ -29,7 +29,6 @@ import gguf
 import numpy as np
 import torch
 from fallback import configurations, settle
-from gguf import TokenType
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -53,7 +52,7 @@ from transformers import (
 )  # fmt: skip
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
-from write import CONTROL, MERGES, bytes_vocabulary, write_gguf
+from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, write_gguf
 
 Array = NDArray[Any]
 
@@ -80,6 +79,7 @@ CONVERSATIONS = {  # a name in brackets is that of a sound
     "one": [("user", "[short]", "What is heard?")],
     "two": [("user", "[short]", "What is it?"), ("assistant", "A tone."), ("user", "And this: ", "[other]", "?")],
 }
+VOCABULARY = bytes_of(TOKENS, {*CONTROL, *TOKENS[len(bytes_vocabulary()) :]}, padding=0, template=TEMPLATE)
 NAMES = gguf.get_tensor_name_map(MODEL_ARCH.MMPROJ, 8)
 
 
@@ -123,7 +123,7 @@ def main(out: Path, *names: str) -> None:
             np.savez_compressed(out / f"{name}.npz", **found, **answer_to_one(golden, renamed))
             write_whole(out / name, golden, renamed)
         if name == "qwen2audio":
-            write_gguf(out / "qwen2.gguf", text_of(golden.model), vocabulary)
+            write_gguf(out / "qwen2.gguf", text_of(golden.model), VOCABULARY)
             np.savez_compressed(out / "qwen2.npz", **answers(golden))
             write_whole(out / name, golden)
 
@@ -207,7 +207,7 @@ def write_folder(folder: Path, golden: Golden) -> None:
 
 
 def rows_seen(model: Any, count: int, **inputs: Any) -> Array:
-    """What the text model gets in place of `count` placeholders."""
+    """The rows that the text model gets in place of `count` placeholders."""
     seen: list[torch.Tensor] = []
     hook = model.model.language_model.register_forward_pre_hook(
         lambda _module, _args, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True
@@ -464,22 +464,6 @@ def write_whole(folder: Path, golden: Golden, renamed: Mapping[str, str] = {}) -
     template = template.replace("<|audio><|audio|><audio|>", "<|audio|>")  # Gemma's, whose processor adds the others
     settings = {"chat_template": template, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
-
-
-def vocabulary(writer: gguf.GGUFWriter) -> None:
-    special = {*CONTROL, *TOKENS[len(bytes_vocabulary()) :]}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in TOKENS])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
 
 
 FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral, "qwen3asr": qwen3asr, "gemma4": gemma4}

@@ -1,6 +1,7 @@
 """Make the golden models of multi-head latent attention: a tiny DeepSeek-V3, one layer dense, one of experts; a
 DeepSeek-V2-Lite like it, as files of before April 2025 have it; a MiniCPM3; and a PLM, which is DeepSeek-V3's attention
-beside Nemotron's feed-forward networks; and a Kimi-Linear, whose first layer is Kimi Delta Attention.
+beside Nemotron's feed-forward networks; a Kimi-Linear, whose first layer is Kimi Delta Attention; and a Ling 3, which
+has other gates, and experts in groups.
 
     PYTHON tests/golden/latent.py [OUT]
 
@@ -21,6 +22,8 @@ import torch
 from families import small
 from make import LOGIT_STEP, Array, fill, forward, random_tokens
 from transformers import (
+    BailingHybridConfig,
+    BailingHybridForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -54,7 +57,9 @@ NAMES = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.b_proj": "ssm_beta",
     "self_attn.forget_gate.f_a_proj": "ssm_f_a", "self_attn.forget_gate.f_b_proj": "ssm_f_b",
     "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b", "self_attn.o_norm": "ssm_norm",
+    "self_attn.forget_gate.f_proj": "ssm_f_a",
 }  # fmt: skip
+HYBRIDS = ("kimi-linear", "bailingmoe3")
 
 
 def main(out: Path) -> None:
@@ -62,10 +67,12 @@ def main(out: Path) -> None:
     torch.set_grad_enabled(False)
     for seed, (name, (arch, model)) in enumerate(models().items(), start=71):
         fill(model.eval(), seed=seed)
-        if name in ("deepseek2", "kimi-linear"):
-            model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
+        apart = name in ("deepseek2", "kimi-linear", "ling")
+        if apart:
+            gate = model.model.layers[1].mlp.gate
+            gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0] * (len(gate.weight) // 4)))
         tokens = random_tokens(seed)
-        write(out / f"{name}.gguf", arch, model, apart=name in ("deepseek2", "kimi-linear"))
+        write(out / f"{name}.gguf", arch, model, apart=apart)
         logits = forward(model, None, tokens, position=0)[-LAST:]
         np.savez_compressed(
             out / f"{name}.npz", tokens=tokens, logits=np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
@@ -83,6 +90,7 @@ def models() -> dict[str, tuple[str, PreTrainedModel]]:
         "minicpm3": ("minicpm3", MiniCPM3ForCausalLM(minicpm3())),
         "plm": ("plm", plm),
         "kimi-linear": ("kimi-linear", KimiLinearForCausalLM(kimi())),
+        "ling": ("bailingmoe3", BailingHybridForCausalLM(ling())),
     }
 
 
@@ -123,6 +131,15 @@ def kimi() -> PreTrainedConfig:
     )  # fmt: skip
 
 
+def ling() -> PreTrainedConfig:
+    """Eight experts in four groups, of which a token uses two."""
+    groups = {"num_local_experts": 8, "n_group": 4, "topk_group": 2}
+    options = EXPERTS | groups | {"norm_topk_prob": True, "routed_scaling_factor": 2.5, "q_lora_rank": QUERY_RANK}
+    return small(
+        BailingHybridConfig, tie_word_embeddings=False, head_dim=32, layer_group_size=2, **SIZES, **options,
+    )  # fmt: skip
+
+
 def configuration(rope: dict[str, Any], **others: Any) -> PreTrainedConfig:
     options = {"q_lora_rank": QUERY_RANK, "norm_topk_prob": True, "routed_scaling_factor": 1.5} | EXPERTS | others
     return small(DeepseekV3Config, rope=rope, **SIZES, **options)
@@ -139,11 +156,16 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(HEADS)
-    hybrid = arch == "kimi-linear"
+    hybrid = arch in HYBRIDS
     writer.add_head_count_kv([0, 1] if hybrid else 1 if apart else HEADS)
     if hybrid:
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_kda_head_dim(config.linear_head_dim)
+    if arch == "bailingmoe3":
+        writer.add_bool(f"{arch}.kda.safe_gate", config.kda_safe_gate)
+        writer.add_float32(f"{arch}.kda.gate_lower_bound", config.kda_lower_bound)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if config.q_lora_rank:
@@ -154,7 +176,7 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
     if apart:
         writer.add_key_length_mla(PLAIN + ROTATED)
         writer.add_value_length_mla(VALUE)
-    if arch in ("deepseek2", "kimi-linear"):
+    if arch in ("deepseek2", *HYBRIDS):
         write_experts(writer, config, sigmoid=apart)
     writer.add_rope_dimension_count(ROTATED)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
@@ -178,7 +200,7 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
 
 def write_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig, *, sigmoid: bool) -> None:
     writer.add_leading_dense_block_count(EXPERTS["first_k_dense_replace"])
-    writer.add_expert_count(getattr(config, "n_routed_experts", EXPERTS["n_routed_experts"]))
+    writer.add_expert_count(getattr(config, "num_local_experts", EXPERTS["n_routed_experts"]))
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)
@@ -198,7 +220,9 @@ def tensors(model: PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array
         for name, stem in NAMES.items():
             if (weight := state.get(f"{theirs}{name}.weight")) is not None:
                 yield f"{ours}{stem}.weight", weight
-        both = state.get(f"{theirs}self_attn.kv_b_proj.weight")
+        both, gate = (state.get(f"{theirs}self_attn.{name}.weight") for name in ("kv_b_proj", "g_proj"))
+        if gate is not None:
+            yield f"{ours}{'ssm_g_a' if both is None else 'attn_gate'}.weight", gate
         if both is None:
             yield from delta_tensors(state, theirs, ours)
         elif apart:
@@ -220,7 +244,9 @@ def delta_tensors(state: dict[str, Array], theirs: str, ours: str) -> Iterator[t
     """Those of Kimi Delta Attention that have other shapes in files, or are no matrices."""
     for part, taps in zip("qkv", np.split(state[f"{theirs}self_attn.conv1d.weight"], 3), strict=True):
         yield f"{ours}ssm_conv1d_{part}.weight", taps.reshape(1, len(taps), 1, -1)
-    yield f"{ours}ssm_a", -np.exp(state[f"{theirs}self_attn.forget_gate.A_log"])
+    rates = np.exp(state[f"{theirs}self_attn.forget_gate.A_log"])
+    bounded = f"{theirs}self_attn.forget_gate.f_proj.weight" in state  # Ling's
+    yield f"{ours}ssm_a", rates.reshape(-1, 1) if bounded else -rates
     yield f"{ours}ssm_dt.bias", state[f"{theirs}self_attn.forget_gate.dt_bias"]
 
 

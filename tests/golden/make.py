@@ -47,7 +47,7 @@ LOGIT_STEP = 2.0**-13  # logits are rounded to 1.2e-4, which zips a fifth smalle
 
 @dataclass(frozen=True)
 class Shape:
-    """What tells one golden model from another."""
+    """The sizes and options by which golden models differ."""
 
     layers: int
     hidden: int

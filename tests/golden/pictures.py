@@ -93,6 +93,11 @@ def families() -> dict[str, Golden]:
             "full_attention": {"rope_type": "default", "rope_theta": 1e6},
         },
     ).to_dict()  # fmt: skip
+    gemma4_vision = SIGLIP | {
+        "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2,
+        "position_embedding_size": 16, "default_output_length": 6,
+    }  # fmt: skip
+    cells = {"image_position_ids": torch.tensor([[[x, y] for y in range(4) for x in range(6)]])}
     for each in (qwen3, qwen2, qwen35, gemma3):
         each.pop("model_type", None)
     found = {
@@ -116,14 +121,10 @@ def families() -> dict[str, Golden]:
             Gemma4ForConditionalGeneration,
             Gemma4Config(
                 text_config=hybrids()["gemma4"].to_dict() | {"pad_token_id": 0},
-                vision_config=SIGLIP | {
-                    "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2,
-                    "position_embedding_size": 16, "default_output_length": 6,
-                },
+                vision_config=gemma4_vision,
                 audio_config=None, image_token_id=260, video_token_id=261, audio_token_id=264,
             ),
-            (1, 24, 48), types="mm_token_type_ids",
-            inputs={"image_position_ids": torch.tensor([[[x, y] for y in range(4) for x in range(6)]])},
+            (1, 24, 48), types="mm_token_type_ids", inputs=cells,
         ),
         "lfm2": Golden(
             Lfm2VlForConditionalGeneration,
@@ -146,6 +147,20 @@ def families() -> dict[str, Golden]:
                 tie_word_embeddings=True,
             ),
             (1, 1, 3, 16, 16), (2, 2),
+        ),
+        "gemma4moe": Golden(
+            Gemma4ForConditionalGeneration,
+            Gemma4Config(
+                text_config=hybrids()["gemma4moe"].to_dict() | {
+                    "pad_token_id": 0, "use_bidirectional_attention": "vision", "num_hidden_layers": 3,
+                    # A layer that is causal lies before one that is not, so that answers tell them apart.
+                    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                    "per_layer_config": {at: {"head_dim": 32, "num_key_value_heads": 1} for at in ("0", "2")},
+                },
+                vision_config=gemma4_vision, audio_config=None, image_token_id=260, video_token_id=261,
+                audio_token_id=264,
+            ),
+            (1, 24, 48), types="mm_token_type_ids", inputs=cells,
         ),
     }  # fmt: skip
     return found

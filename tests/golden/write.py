@@ -6,7 +6,7 @@ Our own converters are tested against these files, so this goes straight to `ggu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import gguf
@@ -179,22 +179,29 @@ def bytes_vocabulary() -> list[str]:
     return CONTROL + alphabet + [merge.replace(" ", "") for merge in MERGES]
 
 
-def byte_level(writer: gguf.GGUFWriter) -> None:
-    """A byte-level BPE tokenizer in the manner of SmolLM2, with a ChatML template."""
-    tokens = bytes_vocabulary()
-    plain = len(tokens) - len(CONTROL)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * len(CONTROL) + [TokenType.NORMAL] * plain)
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(CHATML)
+def bytes_of(
+    tokens: list[str], control: Collection[str], *, end: int = 2, padding: int = 2, template: str = CHATML
+) -> Vocabulary:
+    """A byte-level BPE tokenizer in the manner of SmolLM2. end, padding: ids of these tokens."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(tokens)
+        writer.add_token_types([TokenType.CONTROL if token in control else TokenType.NORMAL for token in tokens])
+        writer.add_token_merges(MERGES)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(end)
+        writer.add_unk_token_id(0)
+        writer.add_pad_token_id(padding)
+        writer.add_add_bos_token(False)
+        writer.add_add_space_prefix(False)
+        writer.add_chat_template(template)
+
+    return add
+
+
+byte_level = bytes_of(bytes_vocabulary(), CONTROL)
 
 
 def sentencepiece_bpe(pieces: sentencepiece.SentencePieceProcessor) -> Vocabulary:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, GPU_HOST, examples
+from conftest import GOLDEN, GPU_HOST, examples, first_adapter
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
@@ -18,7 +18,6 @@ from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
 from edge.formats.blocks import dequantize
-from edge.model.cores import DeltaNet, Mamba, ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray
@@ -28,16 +27,12 @@ pytest.importorskip("tvm")
 from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import State, Tuning
-from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
-from edge.backends.tvm.gpu.kernels import mamba
-from edge.backends.tvm.gpu.kernels.convolve import convolve
-from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, recur
+from edge.backends.tvm.gpu.hosts import Device, open_device
 from edge.backends.tvm.gpu.kernels.embed import embed
-from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
-from edge.backends.tvm.gpu.kernels.steps import step
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product
+from edge.backends.tvm.gpu.kernels.products.steps import step
+from edge.backends.tvm.gpu.kernels.products.tiles import chunk
 from edge.backends.tvm.gpu.kernels.threads import Built
-from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Slice
 from edge.backends.tvm.gpu.weights import (
@@ -59,18 +54,14 @@ MORE = pytest.mark.exhaustive
 
 
 @cache
-def device_of(host: str) -> Device | None:
+def device_of(host: str) -> Device:
     """One for all tests, closed with the process: opening takes longer than most kernels."""
-    found = host_named(host).adapters()
-    return open_device(found[0]) if found else None
+    return open_device(first_adapter(host))
 
 
 @pytest.fixture(params=[GPU_HOST, pytest.param("opencl", marks=MORE)])
 def device(request: pytest.FixtureRequest) -> Device:
-    found = device_of(request.param)
-    if found is None:
-        pytest.skip(f"no adapter through {request.param}")
-    return found
+    return device_of(request.param)
 
 
 def run(
@@ -158,15 +149,11 @@ def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: 
         np.testing.assert_array_equal(found[tokens:], arrays["out"][tokens:])
 
 
+MIXED = ("F32", "Q4_0", "Q6_K"), ("Q8_0", "Q5_1", "IQ4_NL"), ("IQ4_XS", "TQ2_0", "IQ1_M")  # products in make test
+
+
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        ("F32", "Q4_0", "Q6_K"),
-        ("Q8_0", "Q5_1", "IQ4_NL"),
-        ("IQ4_XS", "TQ2_0", "IQ1_M"),
-        *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS)),
-    ],
-    ids="-".join,
+    "kinds", [*MIXED, *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))], ids="-".join
 )
 def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[str, ...]) -> None:
     """Matrices of several block types, one behind the other in the results, as of q, k and v."""
@@ -209,7 +196,9 @@ def test_products_add_what_adapters_change(device: Device, kind: str) -> None:
     both(device, alone, {**arrays, "low": low, "out": zeros(tokens, rows[0]), "expected": activated})
 
 
-@pytest.mark.parametrize("kind", sorted(BLOCKS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=[MORE] * (each in sum(MIXED, ()))) for each in sorted(BLOCKS)]
+)
 def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
     """Of a piece; tokens of other pieces are left alone."""
     packed, columns = Packed(), 256 if BLOCKS[kind].values > 32 else 160
@@ -221,124 +210,6 @@ def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
     np.testing.assert_allclose(found, out, rtol=1e-6, atol=1e-7)
 
 
-def test_embeddings_are_scaled_then_given_their_positions(device: Device) -> None:
-    packed, learned = Packed(), Packed()
-    piece, positions = Piece("embed.0", 0, packed.matrix("F16", 6, 40)), learned.matrix("F32", 12, 40)
-    built = embed("edge_embed", piece, 4, 3.0, positions)
-    arrays = {"out": zeros(4, 64), "tokens": np.array([1, 5, 5, 0], np.int32), "w": packed.words, "rest": learned.words}
-    found = run(device, built, arrays | {"tables": tables(4, position=7)}, 4)
-    expected = 3 * packed.expected[0][[1, 5, 5, 0]] + learned.expected[0][7:11]
-    np.testing.assert_allclose(found, padded(expected), rtol=1e-6)
-
-
-def test_short_convolution_goes_on_from_its_state(device: Device) -> None:
-    """A chunk, then a step."""
-    packed, core, tokens = Packed(), ShortConvolution(hidden=40, kernel=4), 6
-    taps, channels, first = normal(40, 4, seed=1), normal(tokens, 120), 8
-    vector, states = packed.vector(taps.reshape(-1)), normal(first + 3 * 40, seed=2)
-    inputs = np.concatenate([states[first:].reshape(3, 40), channels[:, :40] * channels[:, 80:]])
-    expected = channels[:, 40:80] * sum(inputs[tap : tap + tokens] * taps[:, tap] for tap in range(4))
-    built = convolve("edge_convolve", core, vector)
-    for part in (slice(0, 5), slice(5, 6)):
-        count = part.stop - part.start
-        arrays = {"mixed": zeros(tokens, 64), "states": states, "channels": channels[part], "w": packed.words}
-        arrays |= {"tables": tables(count)}
-        found = run(device, built, arrays, read="mixed", scalars=(first,))[:count]
-        np.testing.assert_allclose(found, padded(expected[part]), rtol=0, atol=1e-5)
-        states = run(device, built, arrays, read="states", scalars=(first,))
-        np.testing.assert_array_equal(states[first:].reshape(3, 40), inputs[part.stop : part.stop + 3])
-
-
-@pytest.mark.parametrize(("size", "value_size"), [(96, 32), pytest.param(16, 48, marks=MORE)])
-def test_gated_delta_net_goes_on_from_its_state(device: Device, size: int, value_size: int) -> None:
-    """Several threads share a column, and value heads share keys."""
-    packed, core, tokens, first = Packed(), DeltaNet(4, 2, size, value_size, kernel=4), 5, 16
-    random = np.random.default_rng(3)
-    taps, rates, biases, weights = (
-        random.standard_normal(shape).astype(np.float32) for shape in ((core.mixed, 4), 4, 4, value_size)
-    )
-    rates = -np.exp(rates)
-    vectors = [packed.vector(each) for each in (taps.reshape(-1), rates, biases, weights)]
-    found = Recurrence(core, *vectors, EPSILON)
-    channels, states = normal(tokens, core.channels), normal(first + core.fixed_values, seed=2)
-    ends = np.cumsum([core.mixed, core.width, 4])
-    past = states[first:][: 3 * core.mixed].reshape(3, -1)
-    memory = states[first + past.size :].reshape(4, size, value_size).astype(np.float64)
-    inputs, z, beta, alpha = np.split(channels, ends, axis=1)
-    inputs, expected = np.concatenate([past, inputs]), np.zeros((tokens, core.width))
-    for token in range(tokens):
-        mixed = (inputs[token : token + 4] * taps.T).sum(axis=0)
-        mixed = mixed / (1 + np.exp(-mixed))
-        q, k, v = np.split(mixed, [2 * size, 4 * size])
-        q, k = (each.reshape(2, -1) / np.linalg.norm(each.reshape(2, -1), axis=1, keepdims=True) for each in (q, k))
-        decay = np.exp(rates * np.log1p(np.exp(alpha[token] + biases)))
-        for head, value in enumerate(v.reshape(4, -1)):
-            key, state = k[head % 2], memory[head]
-            state *= decay[head]
-            state += np.outer(key, (value - key @ state) / (1 + np.exp(-beta[token, head])))
-            expected[token].reshape(4, -1)[head] = q[head % 2] / size**0.5 @ state
-    heads = normed(expected.reshape(-1, value_size), "rms", weights, 0.0).reshape(tokens, -1)
-    expected = heads * z / (1 + np.exp(-z))
-    for part in (slice(0, 2), slice(2, 3), slice(3, 5)):
-        count = part.stop - part.start
-        arrays = {
-            "channels": channels[part], "convolved": zeros(count, core.convolved), "mixed": zeros(count, core.width),
-            "states": states, "w": packed.words, "tables": tables(count),
-        }  # fmt: skip
-        arrays["convolved"] = run(device, mix("edge_mix", found, count), arrays, count, "convolved", (first,))
-        recurrence = recur("edge_recur", found)
-        arrays["mixed"] = run(device, recurrence, arrays, read="mixed", scalars=(first,))
-        states = run(device, recurrence, arrays, read="states", scalars=(first,))
-        ours = run(device, finish("edge_finish", found, count), arrays, count, "mixed")
-        np.testing.assert_allclose(ours, expected[part], rtol=0, atol=CLOSE)
-    np.testing.assert_array_equal(states[first:][: past.size].reshape(3, -1), inputs[-3:])
-    np.testing.assert_allclose(states[first + past.size :], memory.reshape(-1), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("has_norm", [True, False])
-def test_mamba_goes_on_from_its_state(device: Device, has_norm: bool) -> None:
-    """Several threads share a column, and heads share B and C."""
-    packed, core, tokens, first = Packed(), Mamba(4, 2, 96, 32, kernel=4, normed=has_norm), 5, 16
-    random = np.random.default_rng(3)
-    taps, bias, rates, biases, skips, weights = (
-        random.standard_normal(shape).astype(np.float32) for shape in ((core.mixed, 4), core.mixed, 4, 4, 4, core.width)
-    )
-    rates = -np.exp(rates)
-    vectors = [packed.vector(each) for each in (taps.reshape(-1), bias, rates, biases, skips, weights)]
-    of = mamba.Scan(core, *vectors[:5], vectors[5] if has_norm else None, EPSILON)
-    channels, states = normal(tokens, core.channels), normal(first + core.fixed_values, seed=2)
-    past = states[first:][: 3 * core.mixed].reshape(3, -1)
-    memory = states[first + past.size :].reshape(4, 96, 32).astype(np.float64)
-    z, inputs, dt = np.split(channels, [core.width, core.width + core.mixed], axis=1)
-    inputs, expected = np.concatenate([past, inputs]), np.zeros((tokens, core.width))
-    for token in range(tokens):
-        mixed = (inputs[token : token + 4] * taps.T).sum(axis=0) + bias
-        x, b, c = np.split(mixed / (1 + np.exp(-mixed)), [core.width, core.width + 2 * 96])
-        steps = np.log1p(np.exp(dt[token] + biases))
-        for head, value in enumerate(x.reshape(4, -1)):
-            write, read = (each.reshape(2, -1)[head // 2] for each in (b, c))
-            memory[head] *= np.exp(rates[head] * steps[head])
-            memory[head] += np.outer(write, steps[head] * value)
-            expected[token].reshape(4, -1)[head] = read @ memory[head] + skips[head] * value
-    expected = expected * z / (1 + np.exp(-z))
-    if has_norm:
-        expected = normed(expected.reshape(-1, core.width // 2), "rms", 1.0, 0.0).reshape(tokens, -1) * weights
-    for part in (slice(0, 2), slice(2, 3), slice(3, 5)):
-        count = part.stop - part.start
-        arrays = {
-            "channels": channels[part], "convolved": zeros(count, core.convolved), "mixed": zeros(count, core.width),
-            "states": states, "w": packed.words, "tables": tables(count),
-        }  # fmt: skip
-        arrays["convolved"] = run(device, mamba.mix("edge_mix", of, count), arrays, count, "convolved", (first,))
-        recurrence = mamba.scan("edge_scan", of)
-        arrays["mixed"] = run(device, recurrence, arrays, read="mixed", scalars=(first,))
-        states = run(device, recurrence, arrays, read="states", scalars=(first,))
-        ours = run(device, mamba.finish("edge_finish", of, count), arrays, count, "mixed")
-        np.testing.assert_allclose(ours, expected[part], rtol=1e-4, atol=2 * CLOSE)
-    np.testing.assert_array_equal(states[first:][: past.size].reshape(3, -1), inputs[-3:])
-    np.testing.assert_allclose(states[first + past.size :], memory.reshape(-1), rtol=1e-5, atol=1e-4)
-
-
 @settings(max_examples=examples(3), deadline=None)
 @given(
     st.sampled_from(("Q4_1", "Q5_0", "F16", "Q8_0")), st.integers(1, 10), st.integers(1, 70), st.integers(1, 20),
@@ -346,88 +217,12 @@ def test_mamba_goes_on_from_its_state(device: Device, has_norm: bool) -> None:
 )  # fmt: skip
 def test_shapes(kind: str, parts: int, rows: int, tokens: int, at_once: int, split: int) -> None:
     device = device_of(GPU_HOST)
-    if device is None:
-        pytest.skip("no adapter through wgpu")
     columns = 32 * parts - (5 if kind == "F16" else 0)
     packed = Packed()
     product = Product("edge_shapes", (Factor(packed.matrix(kind, rows, columns)),), Epilogue("store", rows))
     x = normal(tokens, columns)
     arrays = {"out": zeros(tokens, rows), "x": padded(x), "w": packed.words, "expected": x @ packed.expected[0].T}
     both(device, product, arrays, replace(SMALL, rows=at_once, split=split))
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_norms(device: Device, kind: str) -> None:
-    """Within a product of a step, before a chunk, and added to hidden states: by itself, and with the next product."""
-    packed, width, tokens = Packed(), 70, 3
-    weight, bias, x = normal(width, seed=1), normal(width, seed=2) * (kind == "layer"), 3 + normal(tokens, width)
-    matrix = packed.matrix("F32", 20, width)
-    vectors = packed.vector(weight), packed.vector(bias) if kind == "layer" else None
-    norm = Norm(kind, *vectors, width, EPSILON)
-    expected = normed(x, kind, weight, bias)
-    arrays = {"x": padded(x), "w": packed.words, "tables": tables(tokens)}
-
-    found = run(device, normalise("edge_norm", norm, tokens), arrays | {"out": normal(tokens, 96)}, tokens)
-    np.testing.assert_allclose(found, padded(expected), rtol=0, atol=1e-5)
-
-    hidden = padded(normal(tokens, width, seed=3))
-    found = run(device, add_normed("edge_add", norm, tokens, 0.5), arrays | {"out": hidden}, tokens)
-    np.testing.assert_allclose(found, hidden + 0.5 * padded(expected), rtol=0, atol=1e-5)
-
-    product = Product("edge_normed", (Factor(matrix),), Epilogue("store", 20), norm)
-    found = run(device, step(product, SMALL), arrays | {"out": zeros(1, 20)})
-    np.testing.assert_allclose(found, expected[:1] @ packed.expected[0].T, rtol=0, atol=CLOSE)
-
-    product = replace(product, residual=Residual(norm, 0.5))
-    sums = x + 0.5 * normed(hidden[:, :width], kind, weight, bias)
-    arrays |= {"raw": hidden, "sums": zeros(1, 96), "out": zeros(1, 20)}
-    built = step(product, replace(SMALL, split=2))  # two workgroups
-    found = run(device, built, arrays)
-    expected = normed(sums, kind, weight, bias)[:1] @ packed.expected[0].T
-    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
-    np.testing.assert_allclose(run(device, built, arrays, read="sums"), padded(sums[:1]), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("activation", "gated"), [("silu", True), ("gelu", False), pytest.param("gelu", True, marks=MORE)]
-)
-def test_activations(device: Device, activation: str, gated: bool) -> None:
-    packed, tokens, rows = Packed(), 3, 10
-    gate, up = packed.matrix("Q4_0", rows, 64), packed.matrix("Q8_0", rows, 64)
-    bias = packed.vector(normal(rows, seed=5))
-    x = 4 * normal(tokens, 64)
-    one, other = x @ packed.expected[0].T + normal(rows, seed=5), x @ packed.expected[1].T
-    with np.errstate(over="ignore"):
-        act = one / (1 + np.exp(-one if activation == "silu" else -1.5957691 * (one + 0.044715 * one**3)))
-    arrays = {"out": normal(tokens, 32), "x": x, "w": packed.words}
-    epilogue = Epilogue("activate", 32, activation=activation)
-    factors = (Factor(gate, bias), Factor(up))
-    whole = arrays["out"].copy()  # padding stays
-    whole[:, :rows] = act * other if gated else act
-    product = Product("edge_active", factors[: 1 + gated], epilogue)
-    both(device, product, arrays | {"expected": whole})
-
-
-def test_logits_of_the_last_tokens(device: Device) -> None:
-    """By a step of the last one, and of several in a chunk; soft caps bend them, and pieces have their places."""
-    packed, rest, tokens, wanted = Packed(), Packed(), 5, 2
-    factor = Factor(packed.matrix("Q8_0", 9, 64), at=4)
-    norm = Norm("rms", rest.vector(normal(64, seed=1)), None, 64, EPSILON)
-    product = Product("edge_head", (factor,), Epilogue("store", 16, scale=0.7, cap=1.5), norm, norm_in_rest=True)
-    x = normal(tokens, 64)
-    inner = normed(x, "rms", normal(64, seed=1), 0.0)
-    expected = zeros(tokens, 16)
-    expected[:, 4:13] = 1.5 * np.tanh(0.7 * inner @ packed.expected[0].T / 1.5)
-    arrays = {"x": x, "w": packed.words, "rest": rest.words, "tables": tables(tokens, wanted)}
-    found = run(device, step(product, SMALL, last=True), arrays | {"out": zeros(1, 16)})
-    np.testing.assert_allclose(found, expected[-1:], rtol=0, atol=CLOSE)
-
-    before = normalise("edge_before", norm, 4, wanted=True)
-    rows = run(device, before, arrays | {"w": rest.words, "out": zeros(4, 64)})
-    built = chunk(product, SMALL, 4, wanted=True)
-    found = run(device, built, arrays | {"x": rows, "out": zeros(4, 16)})
-    np.testing.assert_allclose(found[:wanted], expected[-wanted:], rtol=0, atol=CLOSE)
-    assert not found[wanted:].any()
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_dawn_refuses_invalid_shaders() -> None:
 @pytest.mark.parametrize("often", [True, exhaustive(False)])
 def test_kernels_keep_to_portable_limits(often: bool) -> None:
     """What is stated of a kernel, by which engines choose devices, and offsets of slices."""
-    some = ((name, program(GOLDEN / f"{name}.gguf", "wgsl", FAMILIES[name])) for name in ("gpt2", "qwen35moe"))
+    some = [("qwen35moe", program(GOLDEN / "qwen35moe.gguf", "wgsl", "f32"))]
     for name, each in some if often else families("wgsl"):
         for kernel in each.kernels.values():
             sizes = kernel.shared, kernel.threads[0] * kernel.threads[1], len(kernel.buffers)
@@ -168,7 +168,7 @@ def test_programs_without_adapter_equal_plain_ones() -> None:
 
 @pytest.mark.parametrize(("language", "entry"), [("metal", "kernel void {}("), ("cuda", 'extern "C" __global__ void')])
 def test_other_languages_have_the_same_kernels(language: str, entry: str) -> None:
-    made, wgsl = (program(GOLDEN / "gemma3.gguf", each, "f32") for each in (language, "wgsl"))
+    made, wgsl = (program(GOLDEN / "llama-one-layer.gguf", each) for each in (language, "wgsl"))
     assert made.kernels.keys() == wgsl.kernels.keys()
     assert made.passes == wgsl.passes
     for name, kernel in made.kernels.items():
@@ -224,7 +224,8 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
         path: Path = request.getfixturevalue("block_types")
         programs = {"blocks": program(path, "cuda"), **dict(families("cuda"))}
     else:
-        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32", rank=8)}
+        rank = 0 if which == "llama-one-layer" else 8
+        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32", rank=rank)}
     for source, name in {source: name for name, source in sources(programs).items()}.items():
         assert compile_source(name.partition(": ")[2], source, "sm_70")
 

@@ -13,12 +13,9 @@ from test_cli import edge_json
 from edge.backends import engine_named
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import by_name
-from edge.backends.tuning import PARTS, STEP, defaults
-from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import choose_adapter
 from edge.backends.tvm.gpu.tuning import find_record, find_tuned, make_subject
 from edge.devices.records import Record, Subject, record_name, write_record
-from edge.lab.tuning.host import gpu_setting
 from edge.model.model import Model, open_model
 
 
@@ -31,19 +28,6 @@ def model() -> Iterator[Model]:
 @pytest.fixture(autouse=True)
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
-
-
-def test_rig_times_both_parts_of_candidates(model: Model) -> None:
-    setting, loads = gpu_setting(model.file, model.spec, "f16"), list[int]()
-    start = defaults(setting.space)
-    usual = Tuning.of(choose_adapter())
-    assert {name: start[name] for name in ("rows", "split")} == {"rows": usual.rows, "split": usual.split}
-    with setting.open(lambda: loads.append(1)) as rig:
-        assert all(rig.measure(start, part) > 0 for part in PARTS)
-        assert rig.measure(start | {"gemm_rows": 64}, STEP) > 0  # of no matter to decode
-        assert len(loads) == 1
-        assert rig.measure(start | {"rows": 2}, STEP) > 0
-    assert len(loads) == 2
 
 
 def write(subject: Subject, values: dict[str, int | bool]) -> None:

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conftest import GOLDEN, open_golden, run_child
+from conftest import GOLDEN, first_adapter, open_golden, run_child
 
 from edge.backends import engine_named
 from edge.backends.base import Backend
-from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
+from edge.backends.tvm.gpu.hosts import choose_adapter
 from edge.devices.graphics import seen_gpus
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.predict import Wanted, predict
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan import engines
 from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
@@ -36,8 +36,7 @@ PATH = GOLDEN / "llama-gqa-tied.gguf"
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
     """With a cache folder of its own for the records, and lavapipe chosen by name, as it must be to take part."""
     pytest.importorskip("tvm")
-    if not host_named("wgpu").adapters():
-        pytest.skip("no adapter through wgpu")
+    first_adapter("wgpu")
     monkeypatch.setenv("EDGE_GPU", "wgpu:0")
     model = open_golden("llama-gqa-tied").model
     monkeypatch.setattr("edge.plan.engines.cpu_key", lambda: str(tmp_path))
@@ -76,7 +75,7 @@ def test_first_run_races_and_later_runs_use_its_result(model: Model, monkeypatch
         load(model, max_kv_size=64)
 
 
-def test_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_engine_is_chosen_if_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(**options: Any) -> str:
         return plan_here(model.file, model.spec, Options.parse(max_kv_size=64, **options))[0].NAME
 

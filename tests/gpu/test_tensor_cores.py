@@ -16,11 +16,11 @@ from test_gpu_kernels import EPSILON, Packed, normal, normed, run, tables, zeros
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts.cuda import compile_source
-from edge.backends.tvm.gpu.kernels import tensor_steps
 from edge.backends.tvm.gpu.kernels.norms import Norm
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
-from edge.backends.tvm.gpu.kernels.steps import step
-from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.kernels.products import tensor_steps
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product
+from edge.backends.tvm.gpu.kernels.products.steps import step
+from edge.backends.tvm.gpu.kernels.products.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.weights import pack_floats
 from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
@@ -40,9 +40,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [("Q4_0", "Q6_K", "F16"), *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))],
-    ids="-".join,
+    "kinds", [("Q4_0", "Q6_K", "F16"), *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))], ids="-".join
 )
 def test_products_are_those_of_dequantized_weights(device: Emulator, kinds: tuple[str, ...]) -> None:
     """Of scaled integers, with scales for 32 and for 16 values, and of other weights; rows and tokens are no whole
@@ -84,9 +82,7 @@ def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
 
 @pytest.mark.parametrize(("ahead", "groups"), [(4, 2), (64, 256), pytest.param(64, 2, marks=MORE)])
 @pytest.mark.parametrize(
-    "kinds",
-    [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)],
-    ids="-".join,
+    "kinds", [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)], ids="-".join
 )
 def test_steps_go_through_tensor_cores(
     device: Emulator, kinds: tuple[str, ...], ahead: int, groups: int, monkeypatch: pytest.MonkeyPatch

@@ -82,10 +82,9 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 # What the engine does
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama-gqa-tied", "llama-window", "gemma4", *map(exhaustive, ("gemma3", "phi3", "gpt2", "mistral3", "smollm3"))],
-)
+@pytest.mark.parametrize("name", [
+    "llama-gqa-tied", "llama-window", "gemma4", *map(exhaustive, ("gemma3", "phi3", "gpt2", "mistral3", "smollm3")),
+])  # fmt: skip
 def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Callable[[Engine], Engine]) -> None:
     """Windows, two rotations, partial rotation and none, temperatures; attention after evictions, too."""
     model, tokens = model_of(name), some_tokens(85, 1)
@@ -109,51 +108,6 @@ def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Callable[[En
             oracle.renumber()
             assert native.kv.next_position == native.kv.length
             assert_same_rows(native, oracle)
-
-
-def rotated(keys: FloatArray, by: IntArray, radians: AnyArray) -> FloatArray:
-    """Keys [n, head], whose pairs are neighbours in the native engine, rotated by `by` [n] positions."""
-    first, rest = np.split(keys, [2 * radians.size], axis=-1)
-    pairs = (first[..., ::2] + 1j * first[..., 1::2]) * np.exp(1j * by[:, None] * radians)
-    return np.concatenate([np.stack([pairs.real, pairs.imag], axis=-1).reshape(first.shape), rest], axis=-1)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-def test_kept_rows_are_bit_equal(dtype: str, engines: Callable[[Engine], Engine]) -> None:
-    seed = 1
-    native = native_engine(model_of("llama-gqa-tied"), dtype)
-    engines(native)
-    native.observe(2)
-    native.forward_all(some_tokens(50, seed))
-    for again in range(4):
-        native.forward_all(some_tokens(7, again))
-        lengths, rows = native.kv.head_lengths, some_rows(native.kv.head_lengths, seed + again)
-        before = head_rows(native)
-        native.kv.keep_heads(rows)
-        kept = head_rows(native)
-        assert [each.size for each in rows] == native.kv.lengths.tolist()
-        for head, own in enumerate(rows):
-            for old, new in zip(before[head], kept[head], strict=True):
-                np.testing.assert_array_equal(new, old[own])
-        native.kv.keep_heads([np.arange(each.size, dtype=np.int32) for each in rows])
-        for once, twice in zip(kept, head_rows(native), strict=True):
-            for one, other in zip(once, twice, strict=True):
-                np.testing.assert_array_equal(one, other)
-        assert (native.kv.head_lengths < lengths).all()
-
-
-def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
-    """For every head its rows' positions, attention, keys and values, as they lie in memory but for their order."""
-    kv, shape = engine.kv, engine.spec
-    heads = shape.layers * shape.kv_heads
-    positions = np.broadcast_to(kv.positions, (shape.layers, shape.kv_heads, kv.length)).reshape(heads, -1)
-    attention, keys = kv.attention.reshape(heads, -1), all_keys(engine).reshape(heads, kv.length, -1)
-    found = []
-    for head, length in enumerate(kv.lengths.tolist()):
-        rows = kv.store.regions.starts[head] + kv._rows_of(head)[0]
-        values = [kv.store.rows.gather(name, rows) for name in ("values", "key_scales", "value_scales")]
-        found.append((positions[head, :length], attention[head, :length], keys[head, :length], *values))
-    return found
 
 
 def test_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], Engine]) -> None:
@@ -184,9 +138,6 @@ def test_unsupported_policies_of_heads_are_refused(engines: Callable[[Engine], E
         native.kv.keep(np.arange(4, dtype=np.int32), close_gaps=True)
     with pytest.raises(UnsupportedError, match="saved"):
         native.kv.save()
-
-
-# What is observed
 
 
 # Sessions
@@ -316,7 +267,7 @@ CAPACITIES = st.sampled_from([16, 23, 40])
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
 def test_session_equals_an_oracle_that_masks_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
-    """Chunks of any size, and promises about the next one that may not be kept."""
+    """Chunks of any size; what is announced of the next one may be wrong."""
     twin = twin_of(policy, capacity)
     assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)
 
@@ -327,15 +278,6 @@ def test_session_equals_an_oracle_that_masks_rows(policy: str, capacity: int, ch
 def test_session_with_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity, "int8")
     feed_chunks(twin, chunks)
-
-
-@pytest.mark.parametrize("model", ["gemma3", "phi3"])
-def test_policies_with_two_rotations_windows_and_partial_rotation(model: str) -> None:
-    twin = twin_of("h2o", 40, model=model)
-    twin.reset()
-    for part in np.split(some_tokens(160), 32):
-        twin.feed(part, 5)
-    assert twin.policy.evictions > 10
 
 
 def test_h2o_counts_queries_that_saw_row() -> None:
@@ -396,22 +338,12 @@ def test_endless_decoding_stays_within_context(policy: str, dtype: str, tmp_path
         assert twin.renumbered > 15
 
 
-# Conversations
-
-
-@pytest.fixture
-def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
-    def make(policy: str, rows: int = 48, **options: Any) -> Session:
-        model = model_of("llama-gqa-tied")
-        options = {"backend": "cpu", "max_kv_size": rows, "kv_dtype": "f32", "threads": 1, **options}
-        return engines(load(model, kv_policy=policy, **options))  # type: ignore[no-any-return]
-
-    return make
+# System prompts
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-def test_system_prompts_rows_outlive_every_eviction(policy: str, session_of: Callable[..., Session]) -> None:
-    session = session_of(policy, keep=15)
+def test_system_prompts_rows_outlive_every_eviction(policy: str, open_session: Callable[..., Session]) -> None:
+    session = open_session(backend="cpu", kv_policy=policy, keep=15, max_kv_size=48, kv_dtype="f32")
     tokens = some_tokens(120)
     session.generate(tokens[:20], max_tokens=1, ignore_eos=True)
     first = [session.engine.kv.keys(layer)[:, :15].copy() for layer in range(session.spec.layers)]
@@ -421,73 +353,12 @@ def test_system_prompts_rows_outlive_every_eviction(policy: str, session_of: Cal
         np.testing.assert_array_equal(session.engine.kv.keys(layer)[:, :15], keys)
 
 
-def test_follow_up_is_conversation_run_at_once(session_of: Callable[..., Session]) -> None:
-    """As long as nothing is evicted; afterwards rows differ from head to head and the answer goes on."""
-    session = session_of("h2o", rows=64, prefill_step_size=CHUNK)
-    oracle = HeadOracle(session.model, capacity=200, chunk=CHUNK)
-    fed: list[int] = []
-    forward = session.engine.forward
-    logits = np.zeros(0, np.float32)
-
-    def record(tokens: IntArray) -> FloatArray:
-        nonlocal logits
-        fed.extend(tokens.tolist())
-        answer = forward(tokens)
-        logits = answer.copy()  # the sampler bans tokens in place
-        return answer
-
-    session.engine.forward = record  # type: ignore[method-assign]
-    session.generate(some_tokens(20), max_tokens=10, ignore_eos=True)
-    session.generate(some_tokens(20, 2), max_tokens=3, ignore_eos=True, follow_up=True)
-    np.testing.assert_allclose(logits, oracle.forward_all(np.array(fed, np.int32))[-1], atol=EXACT)
-    assert session.engine.kv.positions.ndim == 1
-    session.generate(some_tokens(40, 3), max_tokens=30, ignore_eos=True, follow_up=True)
-    assert len(fed) == 20 + 10 + 20 + 3 + 40 + 29
-    assert session.engine.kv.positions.ndim == 3
-    assert (session.engine.kv.positions[..., :4] == np.arange(4)).all()
-    assert session.report.kv.evicted == len(fed) - session.engine.kv.length
-
-
-def test_evicted_session_is_not_saved(session_of: Callable[..., Session]) -> None:
-    session, tokens = session_of("tova", rows=32), some_tokens(30)
-    first = session.generate(tokens, max_tokens=1, ignore_eos=True)
-    session.generate(some_tokens(60, 2), max_tokens=20, ignore_eos=True)
-    kv = session.engine.kv
-    with pytest.raises(UnsupportedError, match="cannot be saved"):
-        kv.save()
-    session.reset()
-    assert (kv.length, kv.positions.ndim) == (0, 1)
-    assert session.generate(tokens, max_tokens=1, ignore_eos=True) == first
-    oracle = HeadOracle(session.model, capacity=64, chunk=CHUNK)
-    session.reset()
-    logits = session.engine.forward(tokens[:20])
-    np.testing.assert_allclose(logits, oracle.forward_all(tokens[:20])[-1], atol=EXACT)
-    bring_back(kv, kv.save())
-    assert kv.length == 20
-
-
-def test_observing_happens_only_before_evictions(session_of: Callable[..., Session]) -> None:
-    session = session_of("tova", rows=64)
-    recorder = session._sequence.rows.policy = Recorder(make_policy("tova"))
-    asked: list[int] = []
-    observe = session.engine.observe  # type: ignore[attr-defined]
-
-    def noted(queries: int, *, votes: bool) -> None:
-        asked.append(queries)
-        observe(queries, votes=votes)
-
-    session.engine.observe = noted  # type: ignore[attr-defined]
-    session.generate(some_tokens(30), max_tokens=150, ignore_eos=True)
-    assert recorder.evictions > 10
-    assert sum(map(bool, asked)) <= recorder.evictions + 1
-
-
 # Bytes
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [
     ("adakv:window=4", "f16"), ("kvzap", "f16"), ("h2o", "int4"),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in product(HEAD_POLICIES, ["f16", "int8", "int4"])),
+    *(exhaustive(*each) for each in product(HEAD_POLICIES, ["f16", "int8", "int4"])),
 ])  # fmt: skip
 def test_eviction_takes_no_more_than_was_counted(
     policy: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]

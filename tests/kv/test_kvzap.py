@@ -171,7 +171,7 @@ def test_importance_of_rows_is_fitted_once(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "name", ["llama-gqa-tied", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in ("qwen35", "gemma3", "gemma4"))]
 )
-def test_session_evicts_by_it_from_first_run_on(name: str) -> None:
+def test_kvzap_evicts_in_first_run(name: str) -> None:
     """Also beside layers with windows, whose rows it does not see, and beside recurrent ones."""
     require_native()
     path = GOLDEN / f"{name}.gguf"
@@ -182,7 +182,7 @@ def test_session_evicts_by_it_from_first_run_on(name: str) -> None:
         assert lengths.size == 1 or np.unique(lengths).size > 1
 
 
-def test_engine_whose_heads_have_equally_many_rows() -> None:
+def test_onnx_takes_even_kvzap_only() -> None:
     pytest.importorskip("onnxruntime")
     path = GOLDEN / "llama-gqa-tied.gguf"
     with pytest.raises(UnsupportedError, match="for every head"):

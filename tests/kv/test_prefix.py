@@ -24,7 +24,7 @@ from edge.errors import InputError
 from edge.prompt_cache import disk
 from edge.prompt_cache.cache import PromptCache
 from edge.prompt_cache.cost import Cost
-from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
+from edge.prompt_cache.tree import BLOCK, Block, prefix_name, root_name
 from edge.types import IntArray
 
 ROW_BYTES = 8 * WIDTH
@@ -142,36 +142,8 @@ def test_least_recently_used_blocks_are_evicted_first(kind: str, folder: Path) -
     assert reused[1] < 2 * BLOCK
 
 
-@settings(max_examples=examples(40))
-@given(data=st.data())
-def test_held_blocks_and_parents_stay(data: st.DataObject) -> None:
-    """Random puts, holds and releases; every reference is counted by hand."""
-    tree, root = PrefixTree(6 * BLOCK_BYTES), root_name("model")
-    held: list[str] = []
-    for _ in range(data.draw(st.integers(1, 25))):
-        names = [block.name for block in tree._blocks.values()]
-        action = data.draw(st.sampled_from(["put", "hold", "release"]))
-        if action == "put":
-            parent = data.draw(st.sampled_from([root, *names]))
-            tokens = tokens_of((data.draw(st.integers(1, 4)), BLOCK))
-            fits = tree.put(Block(parent, tokens, bytes(BLOCK * ROW_BYTES)))
-            assert fits == (prefix_name(parent, tokens) in tree._blocks)
-            assert set(held) <= set(tree._blocks)
-            parents = {block.parent for block in tree._blocks.values()}
-            assert parents <= {root, *tree._blocks}
-            assert tree.nbytes <= tree.limit
-        elif action == "hold" and names:
-            held.append(data.draw(st.sampled_from(names)))
-            tree.hold(held[-1])
-        elif action == "release" and held:
-            tree.release([held.pop(data.draw(st.integers(0, len(held) - 1)))])
-        for name in tree._blocks:
-            behind = sum(block.parent == name for block in tree._blocks.values())
-            assert tree.references(name) == held.count(name) + behind
-
-
 def test_expensive_prefix_outlives_cheap_one() -> None:
-    """One that was used as recently; in the end, it goes as well if it is not used."""
+    """Of two prefixes used equally recently, the cheaper one is evicted first; unused, the other follows."""
     cache = PromptCache(memory=f"{4 * BLOCK_BYTES}B")
     dear, cheap, *others = (tokens_of((value, 2 * BLOCK)) for value in range(1, 60))
 
@@ -220,7 +192,7 @@ def damage(path: Path, data: st.DataObject) -> str:
 
 @settings(max_examples=examples(60))
 @given(data=st.data())
-def test_damaged_files_are_never_believed(data: st.DataObject) -> None:
+def test_damaged_blocks_are_never_restored(data: st.DataObject) -> None:
     """Whatever happens to the files, what is restored is right (see `run`), and what was lost is stored again."""
     prompt = tokens_of((1, 2 * BLOCK + 20), (2, 60))
     with tempfile.TemporaryDirectory() as name:
@@ -271,7 +243,7 @@ def replace_by(path: Path, thing: str, other: Path) -> None:
 
 @settings(max_examples=examples(60))
 @given(data=st.data())
-def test_no_folder_is_so_odd_that_run_fails(data: st.DataObject) -> None:
+def test_odd_cache_folders_never_fail_a_run(data: st.DataObject) -> None:
     """Its lock and its temporary files, too. What is restored is right (see `run`)."""
     prompt = tokens_of((1, 2 * BLOCK + 20), (2, 60))
     with tempfile.TemporaryDirectory() as name:
@@ -290,37 +262,6 @@ def test_no_folder_is_so_odd_that_run_fails(data: st.DataObject) -> None:
             assert run(cache, prompt) <= prompt.size - 1
 
 
-@pytest.mark.parametrize("kind", ["cut", "renamed", "link", "pipe", "folder", "foreign"])
-def test_ignored_entries_are_logged_in_one_line(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    prompt = tokens_of((1, BLOCK))
-    cache = PromptCache(folder)
-    run(cache, prompt)
-    (path,) = files_in(folder)
-    content = path.read_bytes()
-    path.unlink()
-    if kind == "cut":
-        path.write_bytes(content[:100])
-    elif kind == "renamed":  # the rows of one prompt under the name of another
-        run(cache, tokens_of((2, BLOCK)))
-        os.replace(files_in(folder)[0], path)
-    elif kind == "link":
-        elsewhere = folder / "elsewhere"
-        elsewhere.write_bytes(content)
-        path.symlink_to(elsewhere)
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(b"not ours" + content[8:])
-    with caplog.at_level(logging.WARNING, "edge"):
-        assert cache.restore(PrefixRows(), prompt, prompt.size) == 0
-    (message,) = caplog.messages
-    assert "prompt cache" in message
-    assert "\n" not in message
-    run(cache, prompt)
-
-
 def test_files_of_others_stay_where_they_are(folder: Path) -> None:
     folder.mkdir()
     others = [folder / each for each in ("notes.txt", "a.kv", ".hidden", f"{'0' * 24}-{'g' * 24}.kv")]
@@ -332,7 +273,7 @@ def test_files_of_others_stay_where_they_are(folder: Path) -> None:
     assert all(other.read_bytes() == bytes(1000) for other in others)
 
 
-def test_only_this_user_can_read_it(folder: Path) -> None:
+def test_prompt_cache_is_private(folder: Path) -> None:
     run(PromptCache(folder), tokens_of((1, 100)))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in files_in(folder))
@@ -349,7 +290,7 @@ def test_unusable_folder_raises_one_line(tmp_path: Path) -> None:
         PromptCache()
 
 
-def test_folder_that_vanishes_is_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_vanished_folder_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache, prompt = PromptCache(folder), tokens_of((1, 100))
     folder.rmdir()
     with caplog.at_level(logging.WARNING, "edge"):
@@ -389,7 +330,7 @@ def start_writer(folder: Path, seed: int, size: int, turns: int) -> subprocess.P
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_processes_share_folder(folder: Path) -> None:
+def test_processes_share_a_prompt_cache(folder: Path) -> None:
     """Each checks every row that it restores. The limit makes them remove each other's files all the time."""
     limit = 6 * BLOCK_BYTES
     writers = [start_writer(folder, seed, limit, turns=60) for seed in range(3)]
@@ -402,7 +343,7 @@ def test_processes_share_folder(folder: Path) -> None:
     assert {path.suffix for path in folder.iterdir()} <= {".kv"}
 
 
-def test_killed_writer_leaves_nothing_that_is_believed(folder: Path) -> None:
+def test_killed_writers_leave_only_whole_blocks(folder: Path) -> None:
     limit = 6 * BLOCK_BYTES
     for seed in range(6):
         writer = start_writer(folder, seed, limit, turns=1 << 30)

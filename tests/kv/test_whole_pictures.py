@@ -15,8 +15,8 @@ from test_policies import KEEPING, POLICIES, STREAMING, Heads, heads
 
 from edge.backends.row_lists import RowLists, without_gaps
 from edge.kv import POLICY_NAMES, make_policy, pinned_rows
-from edge.model.given import GivenRows
-from edge.model.prompt import Prompt
+from edge.model.parts.given import GivenRows
+from edge.model.parts.prompt import Prompt
 from edge.run.sequences.whole_pictures import whole_pictures
 from edge.run.starting.loading import load
 from edge.types import IntArray
@@ -53,7 +53,7 @@ def test_selections_divide_no_picture(name: str, data: st.DataObject, shown: Hea
         assert len({each.size for each in found}) == 1
 
 
-def test_pinned_and_new_pictures_stay_in_place_of_old_text() -> None:
+def test_pinned_and_new_pictures_displace_old_text() -> None:
     pictures = np.repeat([0, 1, 0, 2, 0, 3], [2, 4, 10, 4, 10, 4]).astype(np.int32)
     chosen = np.array([0, 1, 2, 3, *range(20, 34)], np.int32)  # 4 sinks, and the newest 14
     (kept,) = whole_pictures([chosen], [pictures], pinned=4)
@@ -158,7 +158,6 @@ def test_positions_of_three_components_behind_evictions() -> None:
                 Prompt([tokens], given=table), max_tokens=40, ignore_eos=True, logprobs=0,
                 on_logprob=lambda each, said=said: said.append(each.logprob),
             )  # fmt: skip
-            assert session.report is not None
             assert session.report.kv.evicted
             found.append((said, session.engine.kv.positions.tolist()))
     assert found[0][1] == found[1][1]

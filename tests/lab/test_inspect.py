@@ -1,4 +1,4 @@
-"""`edge inspect`: against the `gguf` package's reader and llama.cpp, and files that nobody should trust."""
+"""`edge inspect`: against the `gguf` package's reader and llama.cpp, and hostile files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from conftest import GOLDEN, load_engine
 from gguf import GGUFReader
 from small_models import Small, write_small
-from test_cli import edge, edge_json
+from test_cli import edge_here as edge
+from test_cli import json_here as edge_json
 
 from edge.cli.inspect import _about
 from edge.converters.huggingface.writer import write_folder
@@ -112,7 +113,7 @@ def test_hugging_face_folders_are_shown_as_gguf(tmp_path: Path) -> None:
 
 
 def test_other_architectures_can_be_looked_at(tmp_path: Path) -> None:
-    """What no engine runs has tensors all the same, and what a file says cannot steer a terminal."""
+    """Tensors are listed even of models that no engine runs; control characters of a file are not printed."""
     fields: dict[str, Field] = {
         "general.architecture": "mamba\x1b[2J", "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": ["a", "\x1b]0;title\x07"], "tokenizer.ggml.eos_token_id": np.uint32(1),

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 from pathlib import Path
 
 import pytest
-from fork_server import LABORATORY, forking
-from typer.testing import CliRunner
+from test_cli import edge_here
 
 import edge
-from edge.cli.commands import app
 from edge.errors import InputError
 from edge.formats.gguf import read_gguf
 from edge.lab import inventory
 from edge.lab.inventory import LocalModel, find, remove
-from edge.model.catalog import PackagedModel, find_model
+from edge.model.names.catalog import PackagedModel, find_model
 from edge.model.reader import read_spec
-from edge.model.spec import model_key
+from edge.model.structure.spec import model_key
 from edge.run.history import Phase, Run, Setting, append
 from edge.storage import cache
 from edge.storage.lock import file_lock
@@ -29,12 +27,24 @@ ONE, TWO = "1" * 40, "2" * 40
 NAME = "hf.co/someone/tiny-GGUF"
 
 
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Summaries of the packaged models: to read their vocabularies again in each test would take most of its time."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(cache / "hub"))
+        patch.setenv("EDGE_CACHE", str(cache))
+        edge.models()
+    return cache / "headers"
+
+
 @pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(headers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The Hub's cache folder: `tiny-Q8_0` in two snapshots, and two files that are no models."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("EDGE_HISTORY", raising=False)
+    shutil.copytree(headers, tmp_path / "cache" / "headers")
     whole = (GOLDEN / "llama-gqa-tied.gguf").read_bytes()
     put(tmp_path / "hub", ONE, "tiny-Q8_0.gguf", whole)
     put(tmp_path / "hub", TWO, "tiny-Q8_0.gguf", whole)
@@ -100,8 +110,7 @@ def test_model_in_parts_is_listed_before_first_run(tmp_path: Path, monkeypatch: 
         None, len(whole), "llama", None,
     )  # fmt: skip
     assert "llamacpp" in model.summary.engines
-    shown = CliRunner().invoke(app, ["models"]).output
-    assert "package, in parts" in shown
+    assert "package, in parts" in edge_here("models").stdout
 
 
 def test_changed_file_is_read_anew(hub: Path) -> None:
@@ -163,6 +172,7 @@ def test_removal_takes_derived_files_along() -> None:
     for about in ("cut-Q4_0.gguf", "other.gguf"):
         with cache.create("weights", about.encode().hex()[:16], ".bin", about=about) as path:
             path.write_bytes(bytes(1000))
+    assert {each.name: each.packed for each in edge.models() if each.packed} == {model.name: 1000}
     removed = remove(model)
     assert removed.bytes == model.bytes + 1000
     assert [entry.about for entry in cache.entries("weights")] == ["other.gguf"]
@@ -182,17 +192,13 @@ def test_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
     assert not model.path.exists()
 
 
-def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(forking(LABORATORY, "edge", *arguments), capture_output=True, text=True, check=False)
-
-
 def test_command_asks_before_it_removes() -> None:
-    refused = run_edge("models", "rm", f"{NAME}:Q4_0")
+    refused = edge_here("models", "rm", f"{NAME}:Q4_0")
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     assert f"{NAME}:Q4_0" in listed()
-    done = run_edge("models", "rm", f"{NAME}:Q4_0", "--yes", "--json")
+    done = edge_here("models", "rm", f"{NAME}:Q4_0", "--yes", "--json")
     assert json.loads(done.stdout)["bytes"] > 0
-    shown = run_edge("models")
+    shown = edge_here("models")
     assert shown.returncode == 0
     assert f"{NAME}:Q8_0" in shown.stdout
     assert f"{NAME}:Q4_0" not in shown.stdout

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN
-from test_cli import edge, edge_json
+from golden_models import SOME_GPU, on_gpu
+from test_cli import edge, edge_here
+from test_cli import json_here as edge_json
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 PLAN = ("plan", str(GOLDEN / "eyes" / "smolvlm.gguf"), "--mmproj", str(GOLDEN / "eyes" / "mmproj.gguf"), "--image")
@@ -28,7 +30,7 @@ def test_each_size_has_its_rows_memory_and_time(tmp_path: Path) -> None:
     assert large["flops"] == 5 * small["flops"]
     assert small["peak"] >= small["encoder"] > found["weights"] > 0
     assert large["first_token_s"] > large["seconds"] > small["seconds"]
-    assert "20 tokens" in edge(*PLAN, "44x30", "--device", "raspberry-pi-5").stdout
+    assert "20 tokens" in edge_here(*PLAN, "44x30", "--device", "raspberry-pi-5").stdout
     unknown = edge(*PLAN, "44x30", "--device", "generic-x86", "--memory", "1GiB").stdout
     assert "are in memory while it encodes; its time is not known\n" in unknown
 
@@ -47,5 +49,13 @@ def test_auto_names_the_limiting_budget(limit: tuple[str, ...], most: int, why: 
     ("nowhere", "a size in pixels, such as 1280x720, or a file"), ("1x60000", "one side is more than 200 times"),
 ])  # fmt: skip
 def test_refused_sizes(image: str, why: str) -> None:
-    done = edge(*PLAN, image)
+    done = edge_here(*PLAN, image)
     assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
+def test_plan_says_why_the_cpu_encodes() -> None:
+    with on_gpu(SOME_GPU):
+        found = edge_here(*PLAN, "44x30", "--backend", "llamacpp").stdout
+        assert "the cpu engine encodes: the llamacpp engine has no encoders" in found
+        found = edge(*PLAN, "44x30", "--backend", "gpu", "--memory", "1GiB").stdout
+    assert "is a software adapter, which is slower" in found

@@ -15,7 +15,7 @@ from edge.errors import BudgetError, UnsupportedError
 from edge.lab.prediction.errors import QUANTILE, correction, corrections, left_out, quantile, worded
 from edge.lab.prediction.forecast import look_ahead
 from edge.lab.prediction.published import Comparison, comparisons, published
-from edge.model.known import known_models, outline_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 

@@ -25,7 +25,8 @@ from conftest import SHARED_FIXTURES, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
-from test_cli import edge, edge_json
+from test_cli import edge_here as edge
+from test_cli import json_here as edge_json
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
@@ -128,12 +129,6 @@ def test_planted_optimum_is_found_in_noise(seed: int) -> None:
     assert comparison.low <= comparison.floor <= comparison.median <= comparison.high
 
 
-def test_limits_end_search() -> None:
-    assert len(search(SPACE, Machine(PLANTED).measure, Limits(5, math.inf, time.monotonic)).trials) == 5
-    ticks = iter(range(10_000))
-    assert len(search(SPACE, Machine(PLANTED).measure, Limits(100, 12, lambda: next(ticks))).trials) < 12
-
-
 @pytest.mark.parametrize("deadline", [60, 400])
 def test_comparison_is_within_time(deadline: int) -> None:
     """By a clock on which every measurement takes a second."""
@@ -152,21 +147,6 @@ def test_comparison_is_within_time(deadline: int) -> None:
         assert now[0] <= deadline
     if deadline == 60:  # the comparison alone would take 68 s
         assert found.trials == ()
-
-
-def test_known_trials_are_not_repeated() -> None:
-    first = search(SPACE, Machine(PLANTED).measure, Limits(20, math.inf, time.monotonic), seed=5)
-    machine, new = Machine(PLANTED), []
-    again = search(
-        SPACE, machine.measure, Limits(30, math.inf, time.monotonic), seed=5, known=first.trials,
-        on_trial=lambda trial, is_new: new.append(trial) if is_new else None,
-    )  # fmt: skip
-    assert again.trials[:20] == first.trials
-    assert again.trials[20:] == tuple(new)
-    assert len(new) == 10
-    quiet = Machine(PLANTED)
-    search(SPACE, quiet.measure, Limits(20, math.inf, time.monotonic), seed=5, known=first.trials)
-    assert all(values == defaults(SPACE) for values, _ in quiet.calls)  # how long the parts take, and no more
 
 
 def test_compile_error_fails_one_trial() -> None:
@@ -211,7 +191,7 @@ def test_gain_is_recorded_with_its_spread(tiny: Path, folder: Path) -> None:
     assert statuses[-1].best < 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed: int) -> None:
     """Nothing matters on this machine, and its noise is large."""
     machine = Machine({}, noise=0.1, random=random.Random(seed))
@@ -261,14 +241,6 @@ def test_interrupted_tuning_is_kept_and_resumed(tiny: Path, folder: Path) -> Non
     assert read_records() == [second.record]
 
 
-def test_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
-    model = open_model(tiny)
-    first = tuning(model, Machine(PLANTED)).record
-    late = tune(model.spec.label, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
-    assert late.late
-    assert read_records() == [first]
-
-
 # Records
 
 
@@ -306,16 +278,11 @@ ODD_VALUES: list[Any] = [None, {}, [], "x", -1, 0, 1e308, True, {"step_dealt": N
 CORRUPT: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text[:100], "Unterminated string"), (lambda text: "[]", "Record must be a table"),
     (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
-    (lambda text: text.replace('"gain": 1.2', '"gain": NaN'), "gain must be a number from 1"),
-    (lambda text: text.replace('"threads": 2', '"threads": "two"'), "values.threads must be"),
     (lambda text: text.replace('"threads": 2', f'"threads": {10**18}'), "values.threads must be"),
-    (lambda text: text.replace('"cores": 2', '"cores": true'), "subject.cores must be"),
     (lambda text: text.replace('"hidden"', '"hiding"'), "subject.shape must be"),
     (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema 99 is not 1"),
     (lambda text: text.replace('"name": "', '"name": "x'), "it is the record of 'x"),
     (lambda text: text + " " * 100_000, "too long for a record"),
-    (lambda text: text.replace('"subject"', '"object"'), "subject is missing"),
-    (lambda text: "\udcff", "can't decode"),
 ]  # fmt: skip
 
 
@@ -408,28 +375,12 @@ def test_threads_of_another_processor_say_nothing(tiny: Path, folder: Path) -> N
 # The engine
 
 
-def points() -> list[Values]:
-    """The defaults, and points of the space that between them have every field away from its default."""
-    space = make_space(choose_target(), "f32", 3, 64)
+def test_every_field_off_its_default_gives_same_tokens(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     chooser = random.Random(7)
-    away = [
-        {each.name: chooser.choice([choice for choice in each.choices if choice != each.default]) for each in space}
-        for _ in range(3)
-    ]
-    return [defaults(space), *away]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(values, id=name, marks=[] if name == "first" else [pytest.mark.exhaustive])
-        for name, values in zip(("defaults", "first", "second", "third"), points(), strict=True)
-    ],
-)
-def test_every_point_of_space_gives_same_tokens(
-    tmp_path: Path, engines: Callable[[Engine], Engine], values: Values
-) -> None:
+    values = {
+        each.name: chooser.choice([choice for choice in each.choices if choice != each.default])
+        for each in make_space(choose_target(), "f32", 3, 64)
+    }
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
     oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
@@ -445,7 +396,6 @@ def test_every_point_of_space_gives_same_tokens(
         np.testing.assert_allclose(logits, expected[at], rtol=0, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_rig_measures_both_parts_and_loads_candidate_once(tiny: Path) -> None:
     model = open_model(tiny)
     depths = Depths.of(model.spec.context)
@@ -512,7 +462,6 @@ def test_time_for_no_trial_is_error(tiny: Path, folder: Path) -> None:
     assert not list(folder.glob("*.json"))
 
 
-@pytest.mark.slow
 def test_command_from_tuning_to_run(tiny: Path, folder: Path) -> None:
     found = edge_json("tune", str(tiny), "--trials", "1", "--time", "10m", "--json")
     assert found["trials"] == found["measured"] == 1
@@ -539,7 +488,6 @@ def test_command_from_tuning_to_run(tiny: Path, folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_device_behind_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: Path) -> None:
     """Tracker and server on loopback: the candidate travels as a library, and is timed over there."""
     pytest.importorskip("tornado")

@@ -18,10 +18,10 @@ from edge.devices.probe import measure_ceilings
 from edge.formats.blocks import nbytes
 from edge.lab.prediction.work import work_of
 from edge.model.cores import Attention
-from edge.model.known import known_models, outline_model
-from edge.model.layers import Block, Network
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 CONFIG = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
 NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)

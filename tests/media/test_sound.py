@@ -40,17 +40,12 @@ def written(samples: FloatArray, rate: int = RATE, **form: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"format": "WAV", "subtype": "PCM_U8"}, {"format": "WAV", "subtype": "PCM_16"},
-        {"format": "WAV", "subtype": "PCM_24"}, {"format": "WAVEX", "subtype": "PCM_32"},
-        {"format": "WAV", "subtype": "FLOAT"}, {"format": "RF64", "subtype": "DOUBLE"},
-        {"format": "WAV", "subtype": "ALAW"}, {"format": "FLAC"}, {"format": "OGG", "subtype": "OPUS"},
-        {"format": "MP3"},
-    ],
-    ids=lambda form: "-".join(form.values()),
-)  # fmt: skip
+@pytest.mark.parametrize("form", [
+    {"format": "WAV", "subtype": "PCM_U8"}, {"format": "WAV", "subtype": "PCM_16"},
+    {"format": "WAV", "subtype": "PCM_24"}, {"format": "WAVEX", "subtype": "PCM_32"},
+    {"format": "WAV", "subtype": "FLOAT"}, {"format": "RF64", "subtype": "DOUBLE"},
+    {"format": "WAV", "subtype": "ALAW"}, {"format": "FLAC"}, {"format": "OGG", "subtype": "OPUS"}, {"format": "MP3"},
+], ids=lambda form: "-".join(form.values()))  # fmt: skip
 def test_formats_are_read_as_libsndfile_reads_them(form: dict[str, str], tmp_path: Path) -> None:
     stereo = np.stack([chirp(), -0.3 * chirp()], axis=1)
     (path := tmp_path / "sound").write_bytes(written(stereo, **form))
@@ -108,21 +103,13 @@ def form(kind: int = 1, channels: int = 1, rate: int = RATE, bits: int = 16) -> 
     return struct.pack("<HHIIHH", kind, channels, rate, rate * channels * bits // 8, channels * bits // 8, bits)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "empty"),
-        (b"hello, world", "no sound"),
-        (b"RIFF\0\0\0\0WAVE", "ends before its samples"),
-        (wav(form(channels=0)), "0 channels"),
-        (wav(form(bits=12)), "12 bits"),
-        (wav(form(rate=7)), "7 samples per second"),
-        (wav(form(channels=65)), "65 channels"),
-        (wav(form(3, bits=32), np.array([np.nan], "<f4").tobytes()), "no numbers"),
-        (b"RIFF\0\0\0\0WAVEdata\x10\0\0\0", "before their format"),
-        (b"RIFF\0\0\0\0WAVEjunk\0\0\0\x70", "stands before its samples"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "empty"), (b"hello, world", "no sound"), (b"RIFF\0\0\0\0WAVE", "ends before its samples"),
+    (wav(form(channels=0)), "0 channels"), (wav(form(bits=12)), "12 bits"), (wav(form(rate=7)), "7 samples per second"),
+    (wav(form(channels=65)), "65 channels"), (wav(form(3, bits=32), np.array([np.nan], "<f4").tobytes()), "no numbers"),
+    (b"RIFF\0\0\0\0WAVEdata\x10\0\0\0", "before their format"),
+    (b"RIFF\0\0\0\0WAVEjunk\0\0\0\x70", "stands before its samples"),
+])  # fmt: skip
 def test_damaged_files_raise_one_line(content: bytes, words: str, tmp_path: Path) -> None:
     (path := tmp_path / "sound").write_bytes(content)
     with pytest.raises(InputError, match=words) as refused:

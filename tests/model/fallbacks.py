@@ -16,7 +16,7 @@ from edge.types import FloatArray, IntArray
 STRING = 8
 FALLBACKS = (
     "deepseek2", "falcon-h1", "falcon-mamba", "gemma4", "gemma4moe", "gpt-oss", "granitehybrid", "jamba", "kimi-linear",
-    "lfm2", "lfm2moe", "mamba", "nemotron_h",
+    "lfm2", "lfm2moe", "ling", "mamba", "nemotron_h",
     "qwen35", "qwen35moe", "qwen3moe",
 )  # fmt: skip
 

@@ -40,7 +40,7 @@ Edit = Callable[[dict[str, AnyArray]], None]
 class Small:
     """A shape. `types`: the block type of all matrices, or by name, with or without the layer; "" is all others'.
 
-    `architecture`: one that `edge/architectures` has; Gemma's windows are as large as `window` says.
+    `architecture`: one that `edge/model/architectures` has; Gemma's windows are as large as `window` says.
     """
 
     layers: int = 1

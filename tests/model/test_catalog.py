@@ -11,7 +11,7 @@ import pytest
 from edge.converters.convert import find_source
 from edge.errors import EdgeError, InputError, MissingExtraError, ModelFormatError
 from edge.formats.gguf import read_gguf
-from edge.model.catalog import PACKAGED, PackagedModel, find_model, packaged_name
+from edge.model.names.catalog import PACKAGED, PackagedModel, find_model, packaged_name
 from edge.model.reader import read_spec
 
 
@@ -105,12 +105,13 @@ def test_names_and_paths_that_are_found(tmp_path: Path, monkeypatch: pytest.Monk
         (["edge.json", "model.onnx"], "model.onnx", "is a part of a model: pass its folder, my model$"),
         (["edge.json", "metadata.gguf"], "metadata.gguf", "is a part of a model: pass its folder"),
         (["model-Q4_0.gguf", "z.gguf"], "", "is a folder: pass a file in it, such as my model/model-Q4_0.gguf"),
+        (["adapter_config.json", "adapter_model.safetensors"], "", "is what PEFT trained for a model"),
         (["notes.txt"], "", "is a folder without an edge.json"),
         (["model.safetensors"], "model.safetensors", "holds only weights"),
         (["model.onnx"], "model.onnx", "was not written by edge convert"),
     ],
 )
-def test_parts_of_models(
+def test_parts_of_models_name_the_whole(
     files: list[str], name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -5,15 +5,12 @@ Architectures whose cores are usual are tested in full in test_architectures.py;
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from conftest import SOME_GPU, load_engine
+from conftest import SOME_GPU, Engines, load_engine
 from fallbacks import logits_of, open_fallback
 
 from edge.backends import backend_names, engine_named
-from edge.backends.base import Engine
 from edge.converters.coreml.writer import planned_files
 from edge.errors import UnsupportedError
 from edge.model.cores import (
@@ -43,6 +40,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
     "kimi-linear": (KimiDelta,),
+    "ling": (KimiDelta, Attention, Experts),  # bounded decays, gated latent heads, experts in groups
     "jamba": (SelectiveScan,),
     "falcon-mamba": (SelectiveScan,),  # without attention
     "mamba": (SelectiveScan,),  # without norms
@@ -54,15 +52,13 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = f"gpu@{SOME_GPU}"
 # In make test, those that have the cores of the others.
-ON_GPU = (
-    "qwen35moe", "lfm2", "gemma4", "gemma4moe", "falcon-h1", "deepseek2-lite", "falcon-mamba", "kimi-linear",
-)  # fmt: skip
-RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3", "mamba")  # by the native engine
+ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1", "falcon-mamba", "ling")
+RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3", "mamba", "jamba")  # by the native engine and in ONNX
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)
     for engine in backend_names() for name in MODELS
     if (engine, name) != ("llamacpp", "plm")  # llama.cpp 0.3.36 aborts
-    for rarely in [(engine == "gpu" and name not in ON_GPU) or (engine == "cpu" and name in RARELY)]
+    for rarely in [(engine == "gpu" and name not in ON_GPU) or (engine in ("cpu", "onnx") and name in RARELY)]
 ]  # fmt: skip
 TOLERANCES = {  # of llama.cpp: GELU from a table of half floats; MXFP4 times activations of 8 bits
     ("gemma4", "llamacpp"): 1e-2, ("gemma4moe", "llamacpp"): 1e-2, ("gpt-oss", "llamacpp"): 0.4,
@@ -71,7 +67,7 @@ TOLERANCES = {  # of llama.cpp: GELU from a table of half floats; MXFP4 times ac
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_engine_runs_core_or_names_it(backend: str, name: str, engines: Callable[[Engine], Engine]) -> None:
+def test_engine_runs_core_or_names_it(backend: str, name: str, engines: Engines) -> None:
     model, tokens, expected = open_fallback(name)
     engine = engine_named(backend.partition("@")[0])
     assert {*MODELS[name]} <= {type(core) for core in model.spec.network.cores}

@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 
 from edge.backends import llamacpp
 from edge.cli.commands import app
-from edge.converters.ggml import quantize_with_llamacpp
+from edge.converters.gguf.ggml import quantize_with_llamacpp
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_outline
 from edge.lab.prediction.fits import READABLE, Fit, fits
-from edge.model.catalog import find_model
-from edge.model.known import known_models, outline_model
 from edge.model.layout import list_tensors
 from edge.model.mixtures import plan_types
+from edge.model.names.catalog import find_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
-from edge.model.spec import format_count
+from edge.model.structure.spec import format_count
 
 FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.gguf"))
 GOLDEN = [path for path in FILES if path.stem != "mtp"]  # whose last layer is not one of the model
@@ -67,7 +67,10 @@ def test_header_implies_tensors_that_converters_write(path: Path, tmp_path: Path
     expected = {(info.name, info.shape) for info in file.tensors.values()}
     if path.stem == "falcon-h1":  # one of whose norms is written without a suffix
         expected = {(f"{name}.weight" if name.endswith("ffn_norm") else name, shape) for name, shape in expected}
-    assert set(list_tensors(bare)) == expected
+    found = set(list_tensors(bare))
+    if path.stem == "ling":  # whose decays have no dimensions of 1 behind the heads
+        found = {(name, shape[:2] if name.endswith("ssm_a") else shape) for name, shape in found}
+    assert found == expected
 
 
 @pytest.mark.parametrize(("real", "name", "mixture"), REAL)
@@ -114,7 +117,7 @@ def test_types_match_llama_quantize(name: str, mixture: str, tmp_path: Path) -> 
     assert {each.name: each.type for each in ours} == {each.name: each.type for each in theirs}
 
 
-def test_refused_or_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_refuses_unknown_names_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="unknown mixture 'Q9_9'"):
         plan_types([("token_embd.weight", (256, 8))], "Q9_9")
     for options in ({"device": "toaster"}, {"threads": 0}, {"memory": "much"}, {"names": ["qwen9"]}):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
-from conftest import load_engine, run_child
+from conftest import Engines, load_engine, run_child
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig
+from edge.backends.base import EngineConfig
 from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 
@@ -27,7 +26,7 @@ def gemma() -> Model:
 
 
 @pytest.mark.exhaustive
-def test_logits_behind_windows_match_llama_cpp(gemma: Model, engines: Callable[[Engine], Engine]) -> None:
+def test_logits_behind_windows_match_llama_cpp(gemma: Model, engines: Engines) -> None:
     pytest.importorskip("llama_cpp")
     tokens = gemma.encode_prompt(MANUAL, most=700)
     loaded = [engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)) for name in ("cpu", "llamacpp")]

@@ -12,7 +12,7 @@ from test_gguf_file import ARRAY, BOOL, F32, GGUF, I32, STRING, U32, Value
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.reader import ARCHITECTURES, read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 
 def spec_of(path: Path) -> ModelSpec:
@@ -34,21 +34,8 @@ def test_one_figure_for_all_layers_may_be_list(tmp_path: Path) -> None:
     assert (spec.kv_heads, spec.ffn) == (2, 96)
 
 
-@pytest.mark.parametrize("scaling", ["none", "linear", "yarn", "longrope"])
-def test_rope_scalings_are_accepted(tmp_path: Path, scaling: str) -> None:
-    file = GGUF.read().set(rope__scaling__type=(STRING, scaling))
-    assert spec_of(file.write(tmp_path / "m.gguf")).layers == 2
-
-
-def test_partial_rotation_where_architecture_has_it(tmp_path: Path) -> None:
-    file = GGUF.read().set(rope__dimension_count=(U32, 8))
-    file.metadata = {str(key).replace("llama.", "stablelm.", 1): value for key, value in file.metadata.items()}
-    file.metadata["general.architecture"] = (STRING, "stablelm")
-    assert spec_of(file.write(tmp_path / "m.gguf")).rope_dim == 8
-
-
 @pytest.mark.parametrize(("window", "windows"), [(511, (511, 511)), (512, (0, 0)), (1 << 18, (0, 0))])
-def test_window_that_no_position_is_beyond_is_none(tmp_path: Path, window: int, windows: tuple[int, int]) -> None:
+def test_window_beyond_context_counts_as_none(tmp_path: Path, window: int, windows: tuple[int, int]) -> None:
     spec = spec_of(GGUF.read().set(attention__sliding_window=(U32, window)).write(tmp_path / "m.gguf"))
     assert (spec.context, spec.window) == (512, window)
     assert spec.network.windows == windows
@@ -163,12 +150,12 @@ def refusal(edit: Edit, path: Path, error: type[EdgeError]) -> str:
 
 
 @pytest.mark.parametrize(("edit", "message"), DAMAGED.values(), ids=DAMAGED)
-def test_damage_is_refused(tmp_path: Path, edit: Edit, message: str) -> None:
+def test_damaged_headers_are_refused(tmp_path: Path, edit: Edit, message: str) -> None:
     assert message in refusal(edit, tmp_path / "m.gguf", ModelFormatError)
 
 
 @pytest.mark.parametrize(("edit", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_unsupported_models(tmp_path: Path, edit: Edit, message: str) -> None:
+def test_unsupported_headers_are_refused(tmp_path: Path, edit: Edit, message: str) -> None:
     assert message in refusal(edit, tmp_path / "m.gguf", UnsupportedError)
 
 
@@ -196,7 +183,7 @@ WINDOW: Value = (U32, 128)
     (renamed("llama", attention__sliding_window=WINDOW), True), (renamed("granite"), True),
     (renamed("granite", rope__scaling__finetuned=(BOOL, False)), True),
 ])  # fmt: skip
-def test_layers_that_llama_cpp_needs(tmp_path: Path, file: GGUF, accepted: bool) -> None:
+def test_window_patterns_are_accepted_or_refused(tmp_path: Path, file: GGUF, accepted: bool) -> None:
     path = file.write(tmp_path / "m.gguf")
     if accepted:
         assert spec_of(path).layers == 2
@@ -206,5 +193,5 @@ def test_layers_that_llama_cpp_needs(tmp_path: Path, file: GGUF, accepted: bool)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_architectures(tmp_path: Path, architecture: str) -> None:
+def test_every_architecture_reads_its_header(tmp_path: Path, architecture: str) -> None:
     assert spec_of(renamed(architecture).write(tmp_path / "m.gguf")).architecture == architecture

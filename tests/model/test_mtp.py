@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, SOME_GPU, load_engine
+from conftest import GOLDEN, SOME_GPU, Engines, load_engine
 from fallbacks import logits_of
 from test_cli import edge_json
 from test_gguf_file import GGUF
 
-from edge.backends.base import Engine
-from edge.converters.ggml import quantize_file
+from edge.converters.gguf.ggml import quantize_file
+from edge.converters.gguf.quantize import Settings, quantize_gguf
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.huggingface.writer import write_folder
-from edge.converters.onnx import write_onnx
-from edge.converters.prune import Pruning, plan_pruning
-from edge.converters.quantize import Settings, quantize_gguf
+from edge.converters.onnx.writer import write_onnx
+from edge.converters.pruning.prune import Pruning, plan_pruning
 from edge.errors import ModelFormatError
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import write_outline
 from edge.model.model import open_model
-from edge.model.mtp import mtp_tensors
 from edge.model.reader import read_spec
+from edge.model.structure.mtp import mtp_tensors
 from edge.model.tensors import find_tensors
 
 U32, ARRAY, F32 = 4, 9, 0
@@ -63,9 +61,7 @@ def with_mtp(path: Path, name: str, layers: int = 1, hidden: int = 16) -> Path:
         pytest.param("qwen35moe", 2, f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
-def test_logits_match_model_without_them(
-    name: str, layers: int, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
+def test_mtp_layers_change_no_logits(name: str, layers: int, backend: str, tmp_path: Path, engines: Engines) -> None:
     plain, other = open_model(GOLDEN / f"{name}.gguf"), open_model(with_mtp(tmp_path / "m.gguf", name, layers))
     assert replace(other.spec, mtp=None) == plain.spec
     assert find_tensors(other.file, other.spec) == find_tensors(plain.file, plain.spec)
@@ -80,7 +76,7 @@ def test_logits_match_model_without_them(
 @pytest.mark.parametrize(
     "settings", [Settings("Q4_0", "awq"), pytest.param(Settings("Q8_0", "rtn"), marks=pytest.mark.exhaustive)]
 )
-def test_quantized_files_keep_them(settings: Settings, tmp_path: Path) -> None:
+def test_quantized_files_keep_mtp_layers(settings: Settings, tmp_path: Path) -> None:
     """Rounded plainly, whatever the method; all else is as in the file without them."""
     ids = np.resize(np.arange(3, 250, dtype=np.int32), 600)
     found = []
@@ -98,7 +94,7 @@ def test_quantized_files_keep_them(settings: Settings, tmp_path: Path) -> None:
     assert kinds.items() >= wanted.items()
 
 
-def test_llama_cpp_quantizes_them(tmp_path: Path) -> None:
+def test_llama_cpp_quantizes_mtp_layers(tmp_path: Path) -> None:
     file = read_gguf(with_mtp(tmp_path / "m.gguf", "qwen35"))
     quantize_file(file, tmp_path / "q.gguf", "Q4_K_M")
     made = read_gguf(tmp_path / "q.gguf")
@@ -106,7 +102,7 @@ def test_llama_cpp_quantizes_them(tmp_path: Path) -> None:
     assert read_spec(made).layers == 2
 
 
-def test_other_formats_and_pruned_models_have_none(tmp_path: Path) -> None:
+def test_other_formats_drop_mtp_layers(tmp_path: Path) -> None:
     plain = read_gguf(GOLDEN / "qwen3.gguf")
     file = read_gguf(with_mtp(tmp_path / "m.gguf", "qwen3"))
     spec = read_spec(file)
@@ -120,20 +116,13 @@ def test_other_formats_and_pruned_models_have_none(tmp_path: Path) -> None:
     assert not mtp_tensors(pruned)
 
 
-def test_inspect_shows_them(tmp_path: Path) -> None:
+def test_inspect_shows_mtp_layers(tmp_path: Path) -> None:
     found = edge_json("inspect", str(with_mtp(tmp_path / "m.gguf", "qwen35", 2)), "--json")
     assert (found["spec"]["layers"], found["mtp_layers"], found["mtp_bytes"]) == (2, 2, 2 * 16_832)
 
 
-def test_number_of_layers_may_be_list(tmp_path: Path) -> None:
-    """Of equal values, as other figures may be."""
-    file = GGUF.read(with_mtp(tmp_path / "m.gguf", "qwen35"))
-    file.metadata["qwen35.block_count"] = (ARRAY, (U32, [3, 3, 3]))
-    assert open_model(file.write(tmp_path / "n.gguf")).spec.layers == 2
-
-
 @pytest.mark.parametrize("count", [3, 7])
-def test_model_has_layers_of_its_own(count: int, tmp_path: Path) -> None:
+def test_mtp_layers_alone_are_refused(count: int, tmp_path: Path) -> None:
     file = GGUF.read(with_mtp(tmp_path / "m.gguf", "qwen35"))
     file.metadata["qwen35.nextn_predict_layers"] = (U32, count)
     with pytest.raises(ModelFormatError, match=f"nextn_predict_layers is {count} of 3 layers"):

@@ -16,6 +16,7 @@ from surroundings import examples
 from test_gguf_file import MUTATIONS, Mutation, mutate
 from test_sight import NAMES, TOWERS, open_golden_tower
 
+from edge.backends import engine_named
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, fields_of, planned_as, write_gguf
@@ -43,7 +44,7 @@ def rewritten(path: Path, rename: Renamed, **fields: Field) -> Path:
     return path
 
 
-def test_swapped_matrices_of_old_files(tmp_path: Path) -> None:
+def test_old_files_with_swapped_matrices_are_read(tmp_path: Path) -> None:
     names = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
     def rename(name: str) -> str:
@@ -67,7 +68,7 @@ def test_swapped_matrices_of_old_files(tmp_path: Path) -> None:
     (str, {"image_std": np.zeros(3, np.float32)}, ModelFormatError, "image_std must be 3 numbers"),
     (str, {"projector_type": "resampler"}, UnsupportedError, "not with the encoder 'resampler'"),
 ])  # fmt: skip
-def test_refused_files(
+def test_damaged_encoder_files_are_refused(
     rename: Renamed, fields: dict[str, Field], error: type[EdgeError], says: str, tmp_path: Path
 ) -> None:
     path = rewritten(tmp_path / "m.gguf", rename, **fields)
@@ -75,19 +76,21 @@ def test_refused_files(
         read_tower(read_gguf(path))
 
 
-def test_encoder_of_another_model() -> None:
+def test_encoder_of_another_model_is_refused() -> None:
     model = open_model(TOWERS.parent / "llama-gqa-tied.gguf")
     with pytest.raises(InputError, match="an encoder for llama models of 32 values"):
         open_tower(read_gguf(SMOLVLM), model.spec)
 
 
-def test_larger_gemma_4_models_are_refused() -> None:
-    """Their pictures' tokens see each other in some layers."""
+def test_pictures_of_larger_gemma_4_models_see_all_of_themselves() -> None:
     tower = open_golden_tower("gemma4")[0]
     assert isinstance(tower, PictureTower)
-    tower.check_text(open_model(GOLDEN / "gemma4.gguf").spec)
-    with pytest.raises(UnsupportedError, match="see all of themselves in layers with windows alone"):
-        tower.check_text(open_model(GOLDEN / "gemma4moe.gguf").spec)
+    small, large = (open_model(GOLDEN / f"{name}.gguf").spec for name in ("gemma4", "gemma4moe"))
+    assert [tower.for_text(each).layout(99, 99).whole for each in (small, large)] == [False, True]
+    assert all(engine_named(each).sees(large, whole=True) for each in ("llamacpp", "onnx"))
+
+
+def test_encoder_is_no_model() -> None:
     with pytest.raises(UnsupportedError, match="an encoder of pictures or sounds, not a model"):
         open_model(SMOLVLM)
 

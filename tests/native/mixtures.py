@@ -1,4 +1,4 @@
-"""Mixtures whose routers have favourites and whose choices persist, as those of trained models; and other caches of
+"""Mixtures whose routers have favourites and whose choices persist, as those of trained models; and another cache of
 experts to compare with.
 
 Uniform choices cannot test a cache: whatever it evicts, it finds as many.
@@ -81,22 +81,4 @@ def lru_hits(trace: AnyArray, slots: int) -> int:
         while len(held) + len(wanted) > slots:
             held.popitem(last=False)
         held.update(dict.fromkeys(wanted))
-    return hits
-
-
-def best_hits(trace: AnyArray, slots: int) -> int:
-    """Belady's: of a cache that knows the future, and evicts whatever is wanted last."""
-    order = requests(trace)
-    uses: dict[tuple[int, int], list[int]] = {}
-    for at in range(len(order) - 1, -1, -1):
-        for key in order[at]:
-            uses.setdefault(key, []).append(at)
-    held: set[tuple[int, int]] = set()
-    hits = 0
-    for wanted in order:
-        hits += sum(key in held for key in wanted)
-        for key in wanted:
-            uses[key].pop()
-        others = sorted(held - set(wanted), key=lambda key: uses[key][-1] if uses[key] else len(order))
-        held = set(others[: slots - len(wanted)]) | set(wanted)
     return hits

@@ -167,7 +167,7 @@ def test_arm_writes_the_same_tokens(
     design = compile_for(device, model, kv_dtype, tmp_path / "code")
     prompt = np.random.default_rng(5).integers(3, model.spec.vocab, 21).astype(np.int32)
     ours = run_harness(harness, device, model, design, tmp_path, prompt, 24)
-    assert_alike(ours, run_here(model, kv_dtype, prompt.tobytes(), 24), 0.1)
+    assert_alike(ours, run_here(model, kv_dtype, prompt.tobytes(), 24), 0.3 if design.target.pair_rows else 0.1)
     if (device, kv_dtype) == ("raspberry-pi-5", "f16"):  # a linker makes the object file part of a program
         program = build_harness(tmp_path / "linked", "-DLINKED", tmp_path / "code" / "run.o")
         linked = run_harness(program, device, model, design, tmp_path, prompt, 24)
@@ -185,7 +185,7 @@ def test_code_for_macos_writes_the_same_tokens(
     (tmp_path / "code").mkdir()
     monkeypatch.setattr(targets.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset({"asimddp", "i8mm"}))
+    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset({"asimddp", "i8mm", "bf16"}))
     design = Design.of(make_layout(model.file, model.spec, halve=True), "f16", targets.choose_target())
     monkeypatch.undo()
     image, code = (tmp_path / "code" / name for name in ("run.img", "run.o"))

@@ -42,16 +42,16 @@ class Case:
         ]
         self.next: IntArray = rng.integers(0, model.spec.vocab, (STEPS, SEQUENCES)).astype(np.int32)
 
-    def load(self, kv_dtype: str, sequences: int, loras: int, threads: int = 2) -> BatchedEngine:
+    def load(self, kv_dtype: str, threads: int = 2) -> BatchedEngine:
         config = EngineConfig(
-            48, 16, kv_dtype, threads, sequences=sequences, lora_rank=RANK, loras=loras, drafts=DRAFTS
+            48, 16, kv_dtype, threads, sequences=SEQUENCES, lora_rank=RANK, loras=2, drafts=DRAFTS
         )  # fmt: skip
         return cast(BatchedEngine, CPU.load(self.model.file, self.model.spec, config))
 
     def check(self, kv_dtype: str, threads: int = 2) -> None:
-        with closing(self.load(kv_dtype, 1, 1, threads)) as engine:
+        with closing(self.load(kv_dtype, threads)) as engine:
             expected = [self._alone(engine, number) for number in range(SEQUENCES)]
-        with closing(self.load(kv_dtype, SEQUENCES, 2, threads)) as engine:
+        with closing(self.load(kv_dtype, threads)) as engine:
             for number, prompt in enumerate(self.prompts):
                 cast(AdaptedEngine, engine.sequence(number)).set_lora(self.loras[RUNS[number]])
                 engine.sequence(number).forward(prompt)
@@ -81,7 +81,7 @@ def test_batch_with_adapters_equals_steps_in_every_architecture(name: str, tmp_p
 def test_drafts_have_the_logits_of_steps_with_adapters(tmp_path: Path) -> None:
     case = Case(open_golden("llama-gqa-tied").model, tmp_path)
     text = np.concatenate(case.prompts)[: 6 + 1 + DRAFTS]
-    with closing(case.load("f16", SEQUENCES, 2)) as engine:
+    with closing(case.load("f16")) as engine:
         cast(AdaptedEngine, engine).set_lora(case.loras[2])
         engine.forward(text[:6])
         expected = [np.array(engine.forward(token[None])) for token in text[6:]]
@@ -93,7 +93,7 @@ def test_sequences_change_their_adapters_apart(tmp_path: Path) -> None:
     """Adapters that no sequence runs give way; each that one runs stays."""
     case = Case(open_golden("llama-gqa-tied").model, tmp_path)
     third = open_lora((LoraFile(tmp_path / "3.gguf", 0.5),), case.model.file, case.model.spec)
-    with closing(case.load("f16", SEQUENCES, 2)) as engine:
+    with closing(case.load("f16")) as engine:
         sequences = [cast(AdaptedEngine, engine.sequence(number)) for number in range(3)]
         keys = [each.kv.key for each in sequences]
         for sequence, lora in zip(sequences, case.loras, strict=True):

@@ -20,7 +20,7 @@ from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.types import FloatArray, IntArray
 
-SEQUENCES, STEPS = 8, 8
+SEQUENCES, STEPS = 8, 8  # also of engines that run fewer, for which code is compiled once
 CPU = engine_named("cpu")
 
 
@@ -90,11 +90,6 @@ def test_batch_equals_steps(threads: int) -> None:
 
 
 @pytest.mark.exhaustive
-def test_batch_of_recurrent_model_equals_steps() -> None:
-    check_rows(open_model(GOLDEN / "falcon-h1.gguf"), "f16")
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in GOLDEN.glob("*.gguf") if path.with_suffix(".npz").exists())
 )
@@ -125,7 +120,7 @@ def test_batch_observes_each_sequence_as_it_asks() -> None:
     def attention(engine: BatchedEngine) -> list[FloatArray]:
         return [np.array(cast(HeadKVCache, engine.sequence(number).kv).attention) for number in range(3)]
 
-    with closing(load(model, "f16", 3, observes=True)) as engine:
+    with closing(load(model, "f16", SEQUENCES, observes=True)) as engine:
         for number in range(3):
             paid(engine, number, alone=True)
         expected = attention(engine)
@@ -142,7 +137,7 @@ def test_batch_observes_each_sequence_as_it_asks() -> None:
 def test_sequences_shrink_and_forget_apart() -> None:
     model = open_golden("llama-gqa-tied").model
     texts = Texts(model.spec.vocab)
-    with closing(load(model, "int8", 3)) as engine:
+    with closing(load(model, "f16", SEQUENCES)) as engine:
         for number in range(3):
             engine.sequence(number).forward(texts.prompts[number])
         saved = [engine.sequence(number).kv.save() for number in range(3)]
@@ -160,13 +155,13 @@ def _refused(engine: BatchedEngine, tokens: Sequence[int], sequences: Sequence[i
 
 def test_impossible_batches_are_refused() -> None:
     model = open_golden("llama-gqa-tied").model
-    with closing(load(model, "int8", 3)) as engine:
+    with closing(load(model, "f16", SEQUENCES)) as engine:
         _refused(engine, [1, 2], [0, 0])
-        _refused(engine, [1, 2], [0, 3])
+        _refused(engine, [1, 2], [0, SEQUENCES])
         _refused(engine, [1], [0, 1])
         _refused(engine, [1, model.spec.vocab], [0, 1])
-        with pytest.raises(InputError, match="there is no 3"):
-            engine.sequence(3)
+        with pytest.raises(InputError, match=f"there is no {SEQUENCES}"):
+            engine.sequence(SEQUENCES)
         engine.sequence(1).forward(np.ones(48, np.int32))
         with pytest.raises(CapacityError):
             engine.forward_batch(np.array([1, 2], np.int32), [0, 1])
@@ -187,16 +182,9 @@ def test_plans_count_the_rows_of_every_sequence() -> None:
 def test_plans_count_the_state_of_every_sequence(name: str) -> None:
     spec = open_model(GOLDEN / f"{name}.gguf").spec
     one, four = (make_plan(spec, CPU, Options(max_kv_size=64, sequences=count)) for count in (1, 4))
-    assert four.bytes.fixed_kv == 4 * one.bytes.fixed_kv >= 4 * spec.state_bytes > 0
+    assert four.bytes.fixed_kv == 4 * one.bytes.fixed_kv == 4 * spec.state_bytes > 0
     assert four.bytes.kv == 4 * one.bytes.kv
     assert four.bytes.snapshots >= four.snapshots * four.bytes.fixed_kv > 0
-
-
-def test_sequences_allocate_as_planned() -> None:
-    model = open_model(GOLDEN / "falcon-h1.gguf")
-    with closing(load(model, "f16", SEQUENCES)) as engine:
-        held = [engine.sequence(number).kv.nbytes for number in range(SEQUENCES)]
-        assert sum(held) == CPU.footprint(model.spec, engine.config).kv
 
 
 def test_sequences_are_refused_where_there_is_one() -> None:

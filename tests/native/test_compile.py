@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,17 +23,18 @@ from edge.apps.bundle import prepare
 from edge.backends.tvm import sources, targets
 from edge.backends.tvm.cpu.elf import parse
 from edge.backends.tvm.cpu.generator import build
-from edge.backends.tvm.cpu.linker import MACHINES, link
+from edge.backends.tvm.cpu.linker import link
 from edge.backends.tvm.cpu.lowering import compile_object
+from edge.backends.tvm.cpu.phases import kinds
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.export import FILES, target_of
+from edge.backends.tvm.export import FILES
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.targets import TARGETS, choose_target
 from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
-from edge.errors import InputError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 from edge.options import Options
 
@@ -172,6 +172,30 @@ def test_code_for_other_computers_calls_their_functions(
     assert set(imports) == called | {"TVMFFIErrorSetRaisedFromCStrParts"}
 
 
+def test_few_tokens_prefetch_weights_and_chunks_do_not() -> None:
+    """A pass that reads weights for a few tokens waits for memory, and a chunk's products for their own arithmetic."""
+    model = open_model("smollm2-135m")  # whose matrices are integers
+    design = Design.of(make_layout(model.file, model.spec), "f16", targets.target_named("avx512bf16", ""))
+    functions = build(replace(design, batches=[2, 8])).functions
+    fetching = {name for name, function in functions.items() if "prefetch" in str(function)}
+    products = ("qkv", "output", "gate_up", "down", "head")
+    for kind in ("step", "batch2", "batch8"):
+        assert {f"edge_{kind}_{product}" for product in products} <= fetching
+    assert not fetching & {f"edge_chunk_{product}" for product in products[:-1]}  # whose head is also of one token
+
+
+def test_drafts_of_wide_models_prefetch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model("smollm2-135m")
+    design = Design.of(make_layout(model.file, model.spec), "f16", targets.target_named("avx512bf16", ""))
+    design = replace(design, batches=[design.most_tokens])
+    assert "edge_batch8_down" not in build(design).functions
+    monkeypatch.setattr(kinds, "_WIDE", design.shape.hidden)
+    functions = build(design).functions
+    assert all(
+        "prefetch" in str(functions[f"edge_batch8_{name}"]) for name in ("qkv", "output", "gate_up", "down", "head")
+    )
+
+
 # The folder
 
 
@@ -225,14 +249,6 @@ def test_bad_input_gets_one_line(tmp_path: Path, args: list[str], says: str) -> 
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_profile_of_an_unknown_isa_is_refused() -> None:
-    profile = find_profile("raspberry-pi-4")
-    with pytest.raises(InputError, match="unknown isa 'mips': choose "):
-        target_of(replace(profile, isa="mips"))
-    assert target_of(profile).llvm["mcpu"] == "cortex-a72"
-    assert target_of(replace(profile, cpu=None)).llvm == target_of(find_profile("generic-arm64")).llvm
 
 
 # A device without a compiler
@@ -351,33 +367,6 @@ def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeyp
     }
     for other in (("f16", "raspberry-pi-5", "neon"), ("int8", "raspberry-pi-5", "dotprod"), ("f16", "pixel-9", "i8mm")):
         assert find_tuned_for(model.spec, *other) is None
-
-
-# The linker
-
-
-def test_relocations_out_of_range_are_refused() -> None:
-    arm, image = MACHINES["AArch64"], bytearray(16)
-    with pytest.raises(ValueError, match="too large"):
-        arm.calls[283](image, 0, 1 << 28)
-    with pytest.raises(ValueError, match="multiple of 16"):
-        arm.places[299](image, 0, 24)
-
-
-def test_arm_instructions_are_filled_in() -> None:
-    """Encodings as GNU as writes them."""
-    arm = MACHINES["AArch64"]
-    for kind, code, target, expected in (
-        (283, 0x94000000, -8, 0x97FFFFFE),  # bl .-8
-        (275, 0x90000000, 0x5432, 0xB0000020),  # adrp x0, 5 pages on
-        (275, 0x90000001, -0x1000, 0xF0FFFFE1),  # adrp x1, a page back
-        (277, 0x91000000, 0x5432, 0x9110C800),  # add x0, x0, #0x432
-        (299, 0x3DC00000, 0x5430, 0x3DC10C00),  # ldr q0, [x0, #0x430]
-        (286, 0xF9400000, 0x5430, 0xF9421800),  # ldr x0, [x0, #0x430]
-    ):
-        image = bytearray(struct.pack("<I", code))
-        {**arm.calls, **arm.places}[kind](image, 0, target)
-        assert image.hex() == struct.pack("<I", expected).hex(), hex(expected)
 
 
 # GPUs

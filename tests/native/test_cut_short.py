@@ -21,7 +21,8 @@ if backend == "onnx":  # converted weights, in a cache folder of its own
 if backend == "cpu":  # its own copy of the packed weights
     from edge.backends.tvm.packing import weights
     cut = path + ".bin"
-    weights.open = lambda source, mode: open(shutil.copy(source, cut) if source.suffix == ".bin" else source, mode)
+    mapped = lambda source, mode: source.suffix == ".bin" and mode == "rb"
+    weights.open = lambda source, mode: open(shutil.copy(source, cut) if mapped(source, mode) else source, mode)
 said = []
 with edge.load(path, backend=backend, max_kv_size=64, threads=1) as session:
     session.generate("x", raw=True, max_tokens=2, ignore_eos=True)

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from conftest import open_golden
 from runtime_library import build
 from small_models import Small, write_small
 
-from edge.backends.base import EngineConfig
-
 pytest.importorskip("tvm_ffi")
 
-from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
-from edge.backends.tvm.cpu.arguments import CROSS, LINE, LINES, Job
-from edge.backends.tvm.cpu.generator import LORA, RINGS, STATES
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.targets import choose_target
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 
 # The functions that a pass may call.
 OUTSIDE = {"edge_doze", "edge_wake", "edge_now", "edge_worked", "memset", "memcpy", "memmove"}
-
-WAITING = """
-#define _GNU_SOURCE
-#include <linux/futex.h>
-#include <limits.h>
-#include <stdint.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-int32_t dozed, woken;
-int32_t edge_doze(int32_t *word, int32_t value);
-int32_t edge_wake(int32_t *word);
-int64_t edge_now(void);
-int64_t edge_worked(void);
-int64_t edge_now(void) { return 0; }
-int64_t edge_worked(void) { return 0; }
-int32_t edge_doze(int32_t *word, int32_t value)
-{
-    __atomic_add_fetch(&dozed, 1, __ATOMIC_SEQ_CST);
-    return (int32_t)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, (void *)0);
-}
-int32_t edge_wake(int32_t *word)
-{
-    __atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
-    return (int32_t)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX);
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -122,68 +83,6 @@ def test_passes_share_a_library_without_other_calls(designs: list[Design]) -> No
         seen |= public
     # step_embed is chunk_embed, avxvnni has avx2's attention, and avx512bf16 but `run` and a chunk's attention
     assert len(seen) == 3 * (2 * 7 + 1) - 3 - 3 + 2
-    undefined = symbols(exported_objects(designs[2:3])[0], "--undefined-only") - OUTSIDE
-    assert undefined == {f"edge_{name}_avx2" for name in ("verify_attend", "chunk_attend", "chunk_embed")}
-
-
-class ExportedWorkers:
-    """The engine's threads, which run the exported pass instead."""
-
-    run_pass: Callable[..., None]
-
-    def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p], *, fixed: bool) -> None:
-        assert not fixed
-        self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros(LINES * threads * LINE, "int32")
-        for name in ("threads", "parts", "team"):
-            self._job[Job.slot(name)] = threads
-        optional = (*RINGS, *STATES, *LORA, *CROSS)  # which all exported passes take
-        more = [ctypes.c_void_p()] * len(optional)
-        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, *more]
-        self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
-        self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]
-        for each in self._others:
-            each.start()
-
-    def run(self, **numbers: int) -> None:
-        for name, value in numbers.items():
-            self._job[Job.slot(name)] = value
-        type(self).run_pass(*self._arguments[0])
-
-    def close(self) -> None:
-        self.run(kind=Job.QUIT)
-        for each in self._others:
-            each.join()
-
-
-@pytest.mark.slow
-def test_exported_pass_equals_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
-    """Bit for bit, in chunks and steps, on three threads, which sleep and wake by the app's functions."""
-    layout, isa = make_layout(model.file, model.spec), choose_target().name
-    if isa == "generic":
-        pytest.skip("this CPU runs none of the exported passes")
-    (design,) = exported_designs(layout, "f16", platform.machine(), "linux", isas=[isa])
-    (tmp_path / "waiting.c").write_text(WAITING)
-    library = ctypes.CDLL(
-        str(build([tmp_path / "waiting.c", *exported_objects([design])], ("-shared", "-fPIC"), ".so"))
-    )
-    config = EngineConfig(64, 16, "f16", threads=3)
-    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 33).astype(np.int32)
-
-    def answer() -> Any:
-        engine = engine_module.NativeEngine(model.file, model.spec, config)
-        logits = [engine.forward(tokens[:16]).copy(), engine.forward(tokens[16:29]).copy()]
-        logits += [engine.forward(tokens[at : at + 1]).copy() for at in range(29, 33)]
-        engine.close()
-        return logits
-
-    expected = answer()
-    function: Any = getattr(library, design.symbol("run"))
-    function.restype = None
-    ExportedWorkers.run_pass = function
-    monkeypatch.setattr(passes_module, "Workers", ExportedWorkers)
-    np.testing.assert_array_equal(answer(), expected)
-    assert ctypes.c_int32.in_dll(library, "dozed").value > 0
-    assert ctypes.c_int32.in_dll(library, "woken").value > 0
 
 
 def test_passes_are_listed_from_the_best_to_the_plainest(tmp_path: Path, designs: list[Design]) -> None:
@@ -220,13 +119,6 @@ def test_machines_without_exported_passes_are_refused(model: Model) -> None:
             exported_designs(layout, "f16", machine, system)
 
 
-def test_code_beside_bf16_is_shared_where_work_is_divided_alike(model: Model) -> None:
-    layout = make_layout(model.file, model.spec)
-    for tuned, like in (({}, "avx512vnni"), ({"avx512vnni": {"score_rows": 16}}, "")):
-        found = exported_designs(layout, "f16", "x86_64", "linux", lambda isa, tuned=tuned: tuned.get(isa, {}))
-        assert (found[0].target.name, found[0].like) == ("avx512bf16", like)
-
-
 def test_only_passes_that_divide_work_alike_share_code(model: Model, tmp_path: Path) -> None:
     layout = make_layout(model.file, model.spec)
 
@@ -234,14 +126,19 @@ def test_only_passes_that_divide_work_alike_share_code(model: Model, tmp_path: P
         designs = exported_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
         return {each.target.name: set(each.shared.values()) for each in designs}
 
-    attention = {f"edge_{name}_neon" for name in ("verify_attend", "chunk_attend", "chunk_embed")}
+    attention = {f"edge_{name}_neon" for name in ("verify_attend", "chunk_embed")}
+    chunks = attention | {"edge_chunk_attend_neon"}
     steps = {f"edge_step_{name}_dotprod" for name in ("qkv", "output", "gate_up", "down", "head")}
-    assert shared() == {"i8mm": attention | steps, "dotprod": attention, "neon": {"edge_chunk_embed_neon"}}
+    assert shared() == {"i8mm": attention | steps, "dotprod": chunks, "neon": {"edge_chunk_embed_neon"}}
     tuned = shared(i8mm={"step_block": 16})
     assert tuned["i8mm"] == {"edge_chunk_embed_i8mm"}
-    assert tuned["dotprod"] == attention
+    assert tuned["dotprod"] == chunks
     assert shared(**{isa: {"step_block": 16} for isa in ("i8mm", "dotprod", "neon")}) == shared()
     tied = Small(hidden=32, vocab=1103, heads=1, kv_heads=1, ffn=32, tied=True, types={"": "F16", "token_embd": "Q8_0"})
     halved = open_model(write_small(tmp_path / "model.gguf", tied))
     layout = make_layout(halved.file, halved.spec, halve=True)
     assert shared()["i8mm"] == attention | steps | {"edge_step_estimate_dotprod"}
+    in_bytes = exported_designs(layout, "int8", "x86_64", "linux", None, ["avxvnni", "avx2"])[
+        0
+    ].shared  # its steps alone
+    assert set(in_bytes.values()) == {"edge_chunk_attend_avx2", "edge_chunk_embed_avx2"}

@@ -15,9 +15,9 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.errors import BudgetError
-from edge.model.catalog import find_model
-from edge.model.known import known_models, outline_model
 from edge.model.model import open_model
+from edge.model.names.catalog import find_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.plan import make_plan
@@ -108,7 +108,7 @@ def test_compilation_memory_is_as_planned(
     ("gemma4:e2b", "f16", 367, 0), ("gemma4:e2b", "int4", 468, 303), ("gemma4:26b-a4b", "f16", 337, 237),
 ])  # fmt: skip
 def test_compilers_of_wide_heads_take_more(name: str, dtype: str, quick: int, frugal: int, tmp_path: Path) -> None:
-    """What they took, in MiB; the models are too large for the test above."""
+    """quick, frugal: measured, in MiB; the models are too large for the test above."""
     file = outline_model(known_models()[name], "Q4_0", tmp_path / "model.gguf")
     design = Design.of(make_layout(file, read_spec(file), halve=True), dtype, choose_target())
     for took, how in ((quick, False), (frugal, True)):

@@ -14,7 +14,7 @@ from edge.backends.tvm.packing.weights import pack_weights
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
 from edge.model.reader import read_spec
-from edge.model.rounding import in_q8_0, is_rounded
+from edge.model.structure.rounding import in_q8_0, is_rounded
 from edge.types import AnyArray
 
 gguf = pytest.importorskip("gguf")

@@ -25,7 +25,7 @@ from edge.backends.onnx.npu.passes import fill_mask
 from edge.backends.onnx.providers import STATIC_CPU, Provider, find_provider
 from edge.backends.onnx.session import open_session
 from edge.cli.commands import app
-from edge.converters.npu import NpuTarget, check_target, compile_npu
+from edge.converters.onnx.npu import NpuTarget, check_target, compile_npu
 from edge.devices.profiles import find_profile
 from edge.errors import EdgeError, EngineError, InputError, MissingExtraError, ModelFormatError
 from edge.formats.compiled import StaticForm
@@ -132,7 +132,7 @@ def test_shards_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("policy", [
     "h2o", *(exhaustive(each) for each in ("keydiff", "snapkv", "tova", "knorm"))
 ])  # fmt: skip
-def test_policies_that_look_work_on_the_host(folder: Path, policy: str) -> None:
+def test_attention_policies_evict_alike_on_npu_and_cpu(folder: Path, policy: str) -> None:
     """By queries and keys that the NPU hands out, each head evicts its own rows: those of the ordinary graph, whose
     queries and keys come another way."""
     answers = dict[str, str]()
@@ -279,14 +279,14 @@ def test_uncompilable_models_are_refused(tmp_path: Path, options: tuple[str, ...
     assert not target.exists()
 
 
-def test_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chip_unknown_to_the_compiler_is_refused(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = find_profile("galaxy-s24")
     assert profile.npu is not None
     for npu, error, said in (
         (replace(profile.npu, soc=None), InputError, "does not say which chip it has"),
         (replace(profile.npu, soc=4000, arch="999"), EngineError, "cannot load it"),
     ):
-        monkeypatch.setattr("edge.converters.npu.find_profile", lambda name, npu=npu: replace(profile, npu=npu))
+        monkeypatch.setattr("edge.converters.onnx.npu.find_profile", lambda name, npu=npu: replace(profile, npu=npu))
         with pytest.raises(error, match=said):
             small.compile("galaxy-s24")
 

@@ -22,8 +22,8 @@ from edge.lab.prediction.fits import fits
 from edge.lab.prediction.forecast import Outlook, look_ahead
 from edge.lab.prediction.npu import EFFICIENCY
 from edge.lab.prediction.predict import Wanted, predict
-from edge.model.known import known_models, outline_model
 from edge.model.model import open_model
+from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.npu import NpuUse, check_npu, npu_use
@@ -185,18 +185,8 @@ def test_bad_requests_are_refused(
 
 
 def test_command_shows_the_npu_and_that_it_estimates() -> None:
-    flags = [
-        "plan",
-        "smollm2-135m",
-        "--device",
-        "galaxy-s24",
-        "--provider",
-        "QNN",
-        "--memory",
-        "2GiB",
-        "--energy",
-        "9J",
-    ]
+    flags = ["plan", "smollm2-135m", "--device", "galaxy-s24", "--provider", "QNN", "--memory", "2GiB"]
+    flags += ["--energy", "9J"]
     shown = " ".join(run.invoke(app, flags).output.split())
     assert "on onnx, Qualcomm Hexagon v75" in shown
     assert "for this NPU: 1 context, 105 MiB (estimated)" in shown

@@ -5,13 +5,12 @@ Logits of the golden models are compared in tests/model/test_cores.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import Engines, load_engine
 from fallbacks import open_fallback
 from small_models import Small, write_small
 
@@ -26,10 +25,9 @@ pytest.importorskip("onnx")
 
 from edge.apps.npu_graphs import check_npu
 from edge.backends.onnx.npu.form import make_form
-from edge.converters.onnx import write_onnx
-from edge.converters.onnx_methods import find_method
+from edge.converters.onnx.methods import find_method
+from edge.converters.onnx.writer import write_onnx
 
-Engines = Callable[[Engine], Engine]
 EXACT = 2e-4
 
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden
+from conftest import Engines, load_engine, open_golden
 from test_architectures import open_family
 
-from edge.backends.base import Engine
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.folders import folder_key
 from edge.backends.onnx.graph.builder import make_graph
@@ -29,7 +28,7 @@ from edge.backends.onnx.graph.forms import Int8
 from edge.backends.onnx.graph.layout import Method, make_layout
 from edge.backends.onnx.providers import CPU
 from edge.backends.onnx.session import open_session
-from edge.converters.onnx import write_onnx
+from edge.converters.onnx.writer import write_onnx
 from edge.errors import EdgeError, EngineError
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import open_model
@@ -39,7 +38,6 @@ from edge.types import FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-Engines = Callable[[Engine], Engine]
 OUTLIERS = Method("llm-int8", forms={"blk.0.ffn_up": Int8((1, 3))})
 
 
@@ -119,7 +117,7 @@ def add_function(model: Any) -> None:
 
 
 def grow(model: Any) -> None:
-    """What ends as 2^30 times the size of the tokens: only operators that the writer knows."""
+    """Add nodes, of operators that the writer knows, whose last output has 2^30 times the size of the tokens."""
     name = "tokens"
     for step in range(30):
         model.graph.node.append(helper.make_node("Concat", [name, name], [f"grown {step}"], axis=1))
@@ -160,23 +158,17 @@ def inline(model: Any) -> None:
 
 HOSTILE: dict[str, Callable[[Any], None]] = {
     "loop": lambda model: add(model, "Loop", ["", ""], body=looping()),
-    "if": lambda model: add(model, "If", ["more"], then_branch=looping(), else_branch=looping()),
-    "scan": lambda model: add(model, "Scan", ["tokens"], body=looping(), num_scan_inputs=1),
     "unknown domain": lambda model: add(model, "Anything", ["tokens"], "ai.evil"),
-    "operator of python": lambda model: add(model, "PyOp", ["tokens"], "ai.onnx.contrib"),
     "constant of a terabyte": lambda model: add(model, "ConstantOfShape", ["heads_joined"]),
     "function": add_function,
     "growing": grow,
     "outside of the folder": elsewhere("location", "../../etc/passwd"),
-    "absolute": elsewhere("location", "/etc/passwd"),
     "another offset": elsewhere("offset", "64"),
-    "negative offset": elsewhere("offset", "-1"),
     "another length": elsewhere("length", str(1 << 40)),
     "attribute": change_attribute,
     "name": rename,
     "fewer nodes": drop,
     "another shape": widen,
-    "another output": lambda model: model.graph.output.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
     "another input": lambda model: model.graph.input.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
     "another initializer": inline,
     "metadata": lambda model: model.metadata_props.add(key="k", value="v" * 100_000),
@@ -196,7 +188,7 @@ def test_graphs_of_others_are_refused(attack: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "change", [lambda data: b"", lambda data: data + data, lambda data: data + b"\0", lambda data: data[:-1]]
 )
-def test_graphs_that_are_not_whole(change: Callable[[bytes], bytes], folder: Path) -> None:
+def test_truncated_and_padded_graphs_are_refused(change: Callable[[bytes], bytes], folder: Path) -> None:
     graph = folder / "model.int8.onnx"
     graph.write_bytes(change(graph.read_bytes()))
     seal(folder)
@@ -278,41 +270,26 @@ def put(*place: Any) -> Callable[[Any], None]:
 
 MANIFESTS: dict[str, Callable[[Any], None]] = {
     "infinite size": put("files", WEIGHTS, "bytes", float("inf")),
-    "negative size": put("files", WEIGHTS, "bytes", -1),
-    "size of 400 digits": put("files", WEIGHTS, "bytes", 10**400),
     "no hash": put("files", WEIGHTS, "sha256", None),
-    "short hash": put("files", WEIGHTS, "sha256", "00"),
     "NUL in a name": put("files", "a\0b", {"bytes": 1, "sha256": "0" * 64}),
-    "surrogate in a name": put("files", "\ud800", {"bytes": 1, "sha256": "0" * 64}),
     "path as a name": put("files", "../edge.json", {"bytes": 1, "sha256": "0" * 64}),
-    "long name": put("files", "x" * 100_000, {"bytes": 1, "sha256": "0" * 64}),
     "many files": put("files", {f"file{i}": {"bytes": 1, "sha256": "0" * 64} for i in range(1000)}),
     "no weights": lambda said: said["files"].pop(WEIGHTS),
-    "files are a list": put("files", []),
     "tensors are no list": put("tensors", {}),
-    "tensor of nothing": put("tensors", 0, []),
-    "tensor of two names": put("tensors", 1, 0, "token_embd.weight"),
     "tensor with a bell": put("tensors", 0, 0, "\a" * 20),
     "unknown type": put("tensors", 0, 1, "F99"),
-    "type of a list": put("tensors", 0, 1, ["F32"]),
     "shape of nothing": put("tensors", 0, 2, []),
-    "shape of five": put("tensors", 0, 2, [1, 1, 1, 1, 1]),
-    "shape with 0": put("tensors", 0, 2, [0, 1]),
     "shape with a fraction": put("tensors", 0, 2, [32.5, 1]),
     "shape that overflows": put("tensors", 0, 2, [1 << 39, 1 << 39]),
     "shape of more than the weights": put("tensors", 0, 2, [32, 1 << 20]),
     "rows of no whole blocks": put("tensors", 0, 1, "Q4_K"),
     "another form": put("tensors", 0, 1, "Q8_0"),
     "outliers as a number": put("outliers", 5),
-    "outliers of nothing": put("outliers", "blk.0.ffn_up", "1, 3"),
     "outliers beyond the row": put("outliers", "blk.0.ffn_up", [1, 1 << 31]),
     "outliers out of order": put("outliers", "blk.0.ffn_up", [3, 1]),
-    "other outliers": put("outliers", "blk.0.ffn_up", [3, 5]),
     "more outliers": put("outliers", "blk.0.ffn_up", [1, 3, 5]),
     "source of no text": put("source", 5),
     "another format": put("format", 10**400),
-    "format of a text": put("format", "x" * 100_000),
-    "no format": lambda said: said.pop("format"),
     "too many outliers": put("outliers", "blk.0.ffn_up", list(range(600_000))),
     "too many lists": put("settings", [[] for _ in range(100_000)]),
     "too long": put("source", "x" * (5 << 20)),
@@ -361,7 +338,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", [METADATA, MANIFEST, "model.onnx"])
-def test_folders_changed_at_random(name: str, folder: Path, sound: Path) -> None:
+def test_randomly_changed_folders_run_or_are_refused(name: str, folder: Path, sound: Path) -> None:
     """They run, or are refused in one line."""
     chance, content = random.Random(name), (sound / name).read_bytes()
     tokens, messages = np.arange(8, dtype=np.int32), []

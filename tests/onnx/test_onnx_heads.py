@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import exhaustive, load_engine, open_golden, some_tokens
+from conftest import Engines, exhaustive, load_engine, open_golden, some_tokens
 from heads_oracle import HeadOracle
 from test_architectures import open_family, require_native
 
-from edge.backends.base import Engine
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.rows import load_rows, store_rows
@@ -24,7 +22,6 @@ from edge.types import AnyArray, IntArray
 
 pytest.importorskip("onnxruntime")
 CHUNK, EXACT, MODEL = 8, 1e-3, "llama-gqa-tied"
-Engines = Callable[[Engine], Engine]
 
 
 def onnx_engine(engines: Engines, dtype: str = "f32", chunk: int = CHUNK, model: Model | None = None) -> OnnxEngine:
@@ -103,15 +100,14 @@ def test_queries_of_a_long_chunk_are_observed_in_parts(chunk: int, engines: Engi
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kept_rows_are_bit_equal(dtype: str, seed: int, engines: Engines) -> None:
+def test_kept_rows_are_bit_equal(dtype: str, engines: Engines) -> None:
     engine = onnx_engine(engines, dtype)
     engine.observe(2)
-    engine.forward(some_tokens(50, seed))
+    engine.forward(some_tokens(50, 1))
     heads = engine.spec.layers * engine.spec.kv_heads
     for again in range(4):
         engine.forward(some_tokens(7, again))
-        rows, before, paid = some_rows(engine, seed + again), stored(engine), engine.kv.attention
+        rows, before, paid = some_rows(engine, 1 + again), stored(engine), engine.kv.attention
         ages = engine.kv.ages
         engine.kv.keep_heads(rows)
         chosen = np.stack(rows).reshape(engine.spec.layers, engine.spec.kv_heads, -1)

@@ -11,7 +11,8 @@ from conftest import load_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
-from test_cli import edge, edge_json
+from test_cli import edge_here as edge
+from test_cli import json_here as edge_json
 
 from edge.backends import engine_named
 from edge.model.model import Model, open_model

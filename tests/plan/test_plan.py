@@ -84,7 +84,7 @@ def test_plan_becomes_json() -> None:
     }  # fmt: skip
 
 
-def test_peak_that_already_was_is_part_of_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_peak_counts_in_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     """VmHWM never falls: a process that once took 900 MiB cannot promise less."""
     monkeypatch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, 900 * MIB, None, None))
     assert plan(Options(max_kv_size=256), memory=1000 * MIB).predicted_peak == 900 * MIB
@@ -210,16 +210,11 @@ def test_budget_that_is_named_is_smallest_that_fits(request_: Options, engine: s
                 assert (made.config.capacity, bool(made.config.resident)) == (int(found[2]), bool(found[3]))
 
 
-@pytest.mark.parametrize(
-    ("options", "compiled"),
-    [
-        (Options(expected_tokens=200), lambda config: not config.drafts),
-        (
-            Options(expected_tokens=CONTEXT, kv_policy="auto"),
-            lambda config: config.kv_dtype == "int8" and not config.drafts,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "compiled"), [
+    (Options(expected_tokens=200), lambda config: not config.drafts),
+    (Options(expected_tokens=CONTEXT, kv_policy="auto"),
+     lambda config: config.kv_dtype == "int8" and not config.drafts),
+])  # fmt: skip
 def test_larger_budget_never_needs_compilation_without_room(
     options: Options, compiled: Callable[[EngineConfig], bool]
 ) -> None:
@@ -232,9 +227,8 @@ def test_larger_budget_never_needs_compilation_without_room(
     with pytest.raises(BudgetError) as refused:
         planned(64 * MIB)
     smallest = refused.value.smallest
-    assert smallest is not None
     assert smallest < 200 * MIB
-    assert all(compiled(planned(memory).config) for memory in range(smallest, 600 * MIB, 50 * MIB))
+    assert all(compiled(planned(memory).config) for memory in range(smallest, 600 * MIB, 100 * MIB))
     assert planned(1024 * MIB).config.drafts
 
 
@@ -306,6 +300,7 @@ def test_auto_keeps_all_rows_or_loses_least(
     assert replace(chosen, dtype_by="") == stated
 
 
+@settings(max_examples=examples(15))
 @given(st.integers(0, 64), st.none() | st.integers(0, 64))
 def test_options_resolve_once_and_stay_as_stated(sinks: int, keep: int | None) -> None:
     options = Options.parse(kv_policy="h2o:recent=0.25", sinks=sinks, keep=keep, kv_memory="12MiB")
@@ -313,7 +308,6 @@ def test_options_resolve_once_and_stay_as_stated(sinks: int, keep: int | None) -
     policy: Any = run.policy
     assert (policy.name, policy.recent, policy.sinks) == ("h2o", 0.25, max(sinks, keep or 0))
     assert run.policy is policy
-    assert run.rows is not None
     assert run.config(run.rows).kv_dtype == run.kv_dtype == "f16"
     assert run.options is options
     assert (options.max_kv_size, options.kv_dtype) == (None, None)
@@ -358,15 +352,7 @@ def test_pinned_rows_have_room_and_are_counted() -> None:
     assert native_plan(Options(kv_policy="full", keep=100, max_kv_size=100)).sinks == 0  # it evicts nothing
 
 
-def test_memory_of_heads_is_counted() -> None:
-    plain, *watching = (
-        native_plan(Options(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")
-    )
-    assert all(each.scratch > plain.scratch for each in watching)
-    assert watching[0].kv == plain.kv + 1024 * 4 * SMOLLM2.spec.layers * SMOLLM2.spec.kv_heads
-    assert watching[1].kv == plain.kv
-
-
+@settings(max_examples=examples(20))
 @given(st.sampled_from([NATIVE, LLAMACPP]), st.integers(1, 300 * MIB))
 def test_kv_memory_is_filled_and_not_exceeded(backend: Backend, size: int) -> None:
     request = Options.parse(kv_memory=f"{size}B")
@@ -423,7 +409,6 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "memory", "rows", "kv_dtype", "policy"),
     [

@@ -54,7 +54,7 @@ def test_devices_without_google_play(device: str) -> None:
     assert "Google Play" not in CliRunner().invoke(app, ["plan", MODEL, "--device", device]).output
 
 
-def test_plan_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_shows_play_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, ["plan", MODEL, "--device", "pixel-9"]).output
     assert "| Google Play, phones of 12 GB" in shown
     assert thresholds().source in shown

@@ -1,49 +1,39 @@
-"""Budgets, stop strings, the governor and the catalog."""
+"""Amounts with units, stop strings, and exit codes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.budget import (
-    format_bytes,
-    parse_bytes,
-    parse_celsius,
-    parse_joules,
-    parse_seconds,
-    parse_watts,
-)
-from edge.devices.power.base import Reading
-from edge.errors import EdgeError, InputError, MissingExtraError
-from edge.model.catalog import PACKAGED, PackagedModel, find_model
+from edge.budget import format_bytes, parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
+from edge.errors import EdgeError, InputError
 from edge.options import Options
-from edge.run.budgets.governor import RunLimits
-from edge.run.budgets.meters import Watch
 from edge.run.sampling.stop_strings import StopStrings
 
 # Budgets
 
 
-@pytest.mark.parametrize(("text", "count"), [
-    ("256MiB", 256 << 20), ("256 mib", 256 << 20), ("  1.5GiB ", 3 << 29), ("300MB", 300_000_000), ("512M", 512 << 20),
-    ("1g", 1 << 30), ("64k", 64 << 10), ("64kB", 64_000), ("2TiB", 2 << 40), ("1tb", 10**12), ("100B", 100),
-    ("70000", 70_000), (70_000, 70_000), (".5KiB", 512), ("1.KiB", 1024), ("1.9B", 1),
+@pytest.mark.parametrize(("parse", "text", "amount"), [
+    *((parse_bytes, text, count) for text, count in (
+        ("256MiB", 256 << 20), ("256 mib", 256 << 20), ("  1.5GiB ", 3 << 29), ("300MB", 300_000_000),
+        ("512M", 512 << 20), ("1g", 1 << 30), ("64k", 64 << 10), ("64kB", 64_000), ("2TiB", 2 << 40), ("1tb", 10**12),
+        ("100B", 100), ("70000", 70_000), (70_000, 70_000), (".5KiB", 512), ("1.KiB", 1024), ("1.9B", 1),
+    )),
+    *((parse_seconds, text, seconds) for text, seconds in (
+        ("20s", 20), ("1.5m", 90), ("2min", 120), ("2h", 7200), ("500ms", 0.5), (0.25, 0.25), (7, 7), (" 1 H ", 3600),
+    )),
+    (parse_joules, "30MJ", 30e6), (parse_joules, "30mJ", 0.03), (parse_joules, "30 kj", 30e3),
+    (parse_joules, "3.5Wh", 12600), (parse_joules, "2mWh", 7.2), (parse_joules, "2MWh", 7.2e9),
+    (parse_watts, "5mW", 0.005), (parse_watts, "5MW", 5e6), (parse_watts, "5w", 5),
 ])  # fmt: skip
-def test_bytes(text: str | int, count: int) -> None:
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("20s", 20), ("1.5m", 90), ("2min", 120), ("2h", 7200), ("500ms", 0.5), (0.25, 0.25), (7, 7), (" 1 H ", 3600)],
-)
-def test_seconds(text: str | float, seconds: float) -> None:
-    assert parse_seconds(text) == pytest.approx(seconds)
+def test_amounts_have_units(parse: Callable[[Any], float], text: Any, amount: float) -> None:
+    assert parse(text) == pytest.approx(amount)
 
 
 @pytest.mark.parametrize("text", [
@@ -58,7 +48,7 @@ def test_invalid_amounts(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["256", " 256 ", 256, "256."])
-def test_small_number_without_unit_is_mistake(text: str | int) -> None:
+def test_small_bytes_without_unit_are_refused(text: str | int) -> None:
     with pytest.raises(InputError, match=r"^--kv-memory 256 .*: did you mean 256MiB\?$"):
         parse_bytes(text, "--kv-memory")
 
@@ -66,7 +56,7 @@ def test_small_number_without_unit_is_mistake(text: str | int) -> None:
 @pytest.mark.parametrize(
     ("parse", "example"), [(parse_seconds, "20s"), (parse_joules, "30J"), (parse_watts, "3W"), (parse_celsius, "70C")]
 )
-def test_text_states_its_unit(parse: Callable[..., float], example: str) -> None:
+def test_text_without_unit_is_refused(parse: Callable[..., float], example: str) -> None:
     """As `--memory 256` has to, so that nobody wonders in which flag a number may stand alone."""
     with pytest.raises(InputError, match=rf"^--flag 30 has no unit: write it like {example}$"):
         parse("30", "--flag")
@@ -83,19 +73,7 @@ def test_any_text_is_amount_or_input_error(text: str) -> None:
         assert 0 <= amount < math.inf
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "amount"),
-    [
-        (parse_joules, "30MJ", 30e6), (parse_joules, "30mJ", 0.03), (parse_joules, "30 kj", 30e3),
-        (parse_joules, "3.5Wh", 12600), (parse_joules, "2mWh", 7.2), (parse_joules, "2MWh", 7.2e9),
-        (parse_watts, "5mW", 0.005), (parse_watts, "5MW", 5e6), (parse_watts, "5w", 5),
-    ],
-)  # fmt: skip
-def test_mega_is_not_milli(parse: Callable[[str], float], text: str, amount: float) -> None:
-    assert parse(text) == pytest.approx(amount)
-
-
-def test_budget() -> None:
+def test_options_parse_budgets() -> None:
     assert Options.parse() == Options()
     assert Options.parse(memory="1MiB", time="2s") == Options(memory=1 << 20, time=2.0)
     assert Options.parse(memory=1 << 20, time=0.5) == Options(memory=1 << 20, time=0.5)
@@ -150,61 +128,6 @@ def test_nothing_of_stop_string_is_shown(stops: list[str], text: str) -> None:
             return
         assert done - len(shown) < max(map(len, stops), default=1)  # no more is held than may be needed
     assert shown + machine.rest() == text
-
-
-def test_held_text_comes_at_the_end() -> None:
-    machine = StopStrings(["</s>", "STOP"])
-    assert [machine.feed(piece) for piece in ("a<", "/", "s", "!ST", "O")] == ["a", "", "", "</s!", ""]
-    assert machine.rest() == "STO"
-    assert machine.rest() == ""
-
-
-class Fakes:
-    """A clock and a memory that a test sets."""
-
-    def __init__(self) -> None:
-        self.now, self.peak, self.readings = 100.0, 0, 0
-
-    def clock(self) -> float:
-        return self.now
-
-    def read_peak(self) -> int:
-        self.readings += 1
-        return self.peak
-
-
-def watch(fakes: Fakes, deadline: float | None, memory: int | None) -> Watch:
-    limits = RunLimits(deadline=deadline, memory=memory)
-    return Watch(limits, AppMeter(), clock=fakes.clock, read_peak=fakes.read_peak)
-
-
-class AppMeter:
-    """Nothing is spent."""
-
-    def add_bytes(self, count: float) -> None: ...
-
-    def read(self) -> Reading:
-        return Reading(0.0, None, "none", "counter", "device", 0)
-
-
-def test_deadline_and_no_limits() -> None:
-    fakes = Fakes()
-    unlimited, watched = watch(fakes, None, None), watch(fakes, 105.0, None)
-    assert watched.stop_reason() is None
-    fakes.now = 104.99
-    assert watched.stop_reason() is None
-    fakes.now, fakes.peak = 105.0, 2000
-    assert watched.stop_reason() == "time"
-    assert {unlimited.stop_reason() for _ in range(100)} == {None}
-    assert fakes.readings == 0
-    assert watch(fakes, 100.0, 1000).stop_reason() == "time"  # rather than memory
-
-
-@pytest.mark.parametrize("package", ["edge_has_no_such_package", "json"])
-def test_package_that_is_missing_or_incomplete(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    monkeypatch.setitem(PACKAGED, "a-model", PackagedModel(((package, "model.gguf"),), "demo"))
-    with pytest.raises(MissingExtraError, match=r"the model a-model is not installed: pip install .*\[demo\]"):
-        find_model("a-model")
 
 
 def test_every_error_has_exit_code() -> None:

@@ -17,7 +17,7 @@ from edge.backends.base import BatchedEngine
 from edge.devices.power.base import Reading
 from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 from edge.model.model import Model, open_model
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
 from edge.run.batching.batch import Batch
 from edge.run.batching.slots import Ticket
@@ -77,7 +77,6 @@ class Answer:
         return end
 
     def cancel(self) -> None:
-        assert self.ticket is not None
         self.batch.cancel(self.ticket)
 
 
@@ -103,7 +102,6 @@ def test_answers_match_session(model: Model, policy: str) -> None:
     with load(model, **options) as alone:
         for prompt, most, sampling in asked:
             alone.generate(prompt, max_tokens=most, sampling=sampling, ignore_eos=True)
-            assert alone.report is not None
             expected.append(alone.report)
     with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
         answers = [Answer(batch).start(prompt, most, sampling=sampling) for prompt, most, sampling in asked]
@@ -116,8 +114,8 @@ def test_answers_match_session(model: Model, policy: str) -> None:
 
 
 def test_adapters_of_generations_match_one_alone(model: Model, tmp_path: Path) -> None:
-    """More of them than sequences, with others beside them, preempted, and the session's own for those that name none.
-    Rows are shared among generations with the same adapter only."""
+    """More generations than sequences, some preempted; those that name no adapter have the session's. Rows are shared
+    among generations with the same adapter only."""
     small, large = (write_adapter(tmp_path / f"{rank}.gguf", model, rank, seed=rank) for rank in (2, 8))
     chosen: list[Any] = [None, (), f"{small}", f"{small}:0.5", large]
     asked = [(tokens(20 + number % 4, number // 10), chosen[number % 5]) for number in range(20)]
@@ -151,36 +149,28 @@ def test_adapters_of_generations_match_one_alone(model: Model, tmp_path: Path) -
         assert session.report.text == expected[0]
 
 
-def test_damaged_adapter_ends_its_own_generation_alone(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "sequences"), [("cpu", SEQUENCES), ("reference", 1)])
+def test_damaged_adapter_ends_its_own_generation_alone(
+    model: Model, backend: str, sequences: int, tmp_path: Path
+) -> None:
     def damage(tensors: dict[str, Any]) -> None:
         next(iter(tensors.values()))[0, 0] = np.nan
 
     good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
-    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2, lora=str(good)) as session:
+    options: dict[str, Any] = {"backend": backend, "max_kv_size": ROWS, "threads": 2, "sequences": sequences}
+    with load(model, **options) as session:
+        plain = session.generate(tokens(9), max_tokens=5, ignore_eos=True)
+    with load(model, lora=str(good), **options) as session:
         before = session.generate(tokens(9), max_tokens=5, ignore_eos=True)
         with session.batch() as batch:
-            other = Answer(batch).start(tokens(9), 5)
-            damaged = Answer(batch).start(tokens(9), 5, lora=bad)
+            adapted, damaged = (Answer(batch).start(tokens(9), 5, lora=each) for each in (good, bad))
+            without = Answer(batch).start(tokens(9), 5, lora=())
             later = [Answer(batch).start(tokens(9), 5, tenant=each) for each in range(SEQUENCES)]
             run(batch)
             assert isinstance(damaged.ends[0], ModelFormatError)
-            assert {each.report.text for each in (other, *later)} == {before}
-            assert batch.free == SEQUENCES
-
-
-def test_no_adapter_remains_after_a_damaged_one(model: Model, tmp_path: Path) -> None:
-    def damage(tensors: dict[str, Any]) -> None:
-        next(iter(tensors.values()))[0, 0] = np.nan
-
-    good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
-    with load(model, backend="reference", max_kv_size=ROWS) as plain:
-        expected = plain.generate(tokens(9), max_tokens=5, ignore_eos=True)
-    with load(model, backend="reference", max_kv_size=ROWS, lora=str(good)) as session, session.batch() as batch:
-        adapted, damaged = (Answer(batch).start(tokens(9), 5, lora=each) for each in (good, bad))
-        without = Answer(batch).start(tokens(9), 5, lora=())
-        run(batch)
-        assert isinstance(damaged.ends[0], ModelFormatError)
-        assert adapted.report.text != without.report.text == expected
+            assert {each.report.text for each in (adapted, *later)} == {before}
+            assert without.report.text == plain != before
+            assert batch.free == sequences
 
 
 def test_callbacks_cancel_or_fail_alone(batch: Batch) -> None:
@@ -231,7 +221,6 @@ def test_time_ends_generations_that_were_preempted(batch: Batch) -> None:
     people = [Answer(batch).start(tokens(9, each), 100) for each in range(SEQUENCES)]
     run_until(batch, lambda: batch.waiting == SEQUENCES)
     for each in titles:
-        assert each.ticket is not None
         each.ticket.run.watch.limits = replace(each.ticket.run.watch.limits, deadline=0.0)
     batch.step()
     assert [each.report.stop_reason for each in titles] == ["time"] * SEQUENCES
@@ -240,7 +229,7 @@ def test_time_ends_generations_that_were_preempted(batch: Batch) -> None:
 
 
 def test_common_beginning_runs_once(model: Model) -> None:
-    """Though they come at the same time: one runs its rows for all, the others copy them, and run the rest."""
+    """Of prompts that arrive together, one runs the common rows; the others copy them and run the rest."""
     system, own = tokens(300, 1), [tokens(10 + each, 2 + each) for each in range(8)]
     options: dict[str, Any] = {"max_kv_size": 400, "threads": 2}
     with load(model, **options) as alone:
@@ -276,10 +265,7 @@ def test_hybrid_beginning_runs_once_up_to_state(cached: bool) -> None:
             alone.reset()
             expected.append(alone.generate(prompt, max_tokens=5, ignore_eos=True))
     options["prompt_cache"] = PromptCache(memory="64MiB") if cached else None
-    with (
-        load(model, sequences=SEQUENCES, **options) as session,
-        session.batch() as batch,
-    ):
+    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
         answers = [Answer(batch).start(each, 5) for each in prompts]
         run(batch)
         assert [each.report.text for each in answers] == expected
@@ -324,7 +310,7 @@ class Joules:
 
 
 def test_shares_of_energy_add_up() -> None:
-    """By the time that each ran; of a pass of several, each has an equal part."""
+    """Joules are shared by time, and in equal parts among the generations of one pass."""
     meter, now = Joules(), [0.0]
     ledger = EnergyLedger(meter, lambda: now[0])
     one, two = ledger.share(), ledger.share()
@@ -433,14 +419,6 @@ def test_requests_that_cannot_run_are_refused_at_once(model: Model) -> None:
         with pytest.raises(InputError, match="empty"):
             Answer(batch).start(Prompt([]))
         assert not batch.step()
-
-
-def test_batch_runs_on_engines_with_one_sequence(model: Model) -> None:
-    with load(model, backend="reference", max_kv_size=ROWS) as session, session.batch() as batch:
-        assert batch.free == 1
-        answers = [Answer(batch).start(tokens(9, each), 6) for each in range(3)]
-        run(batch)
-        assert {each.report.tokens.generated for each in answers} == {6}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 12))])

@@ -60,7 +60,6 @@ def test_branches_answer_as_a_session_that_rewinds(name: str) -> None:
                 if joined is not None:
                     fork.join(fork[joined])
             found = session.generate("and", follow_up=True, **OPTIONS)
-            assert session.report is not None
             assert session.report.tokens.ran < rows
             assert found == (plain if joined is None else after[joined])
             session.rewind(mark)
@@ -77,7 +76,6 @@ def test_branch_goes_on_and_ends_with_its_fork() -> None:
             assert fork[6].generate("more", **OPTIONS) == two
             open_one = fork[1].stream("more", **{**OPTIONS, "max_tokens": None})
             next(open_one)
-        assert open_one.report is not None
         assert open_one.report.stop_reason == "interrupted"
         with session.fork(1) as fork, pytest.raises(InputError, match="a branch gives one answer"):
             fork[0].stream("hi", vote=3)
@@ -107,8 +105,6 @@ def test_vote_gives_what_most_of_its_answers_say() -> None:
             )
             assert votes[words_of(chosen)] == max(votes.values())
             report = session.report
-            assert report is not None
-            assert report.branched is not None
             assert report.seed == seed
             uses = report.branched.branches
             assert 1 < report.branched.side_by_side <= SEQUENCES
@@ -121,7 +117,7 @@ def test_vote_gives_what_most_of_its_answers_say() -> None:
             assert session.generate("Is it?" + chosen + "and", **OPTIONS) == after
 
 
-def test_vote_for_an_answer_that_evicted_rows_goes_on(open_session: Callable[..., Session]) -> None:
+def test_vote_goes_on_after_evictions(open_session: Callable[..., Session]) -> None:
     session = open_session(max_kv_size=24)
     answer = session.generate("some text", vote=2, raw=True, max_tokens=40)
     asked = session.model.prompt("some text", raw=True).first(None)
@@ -130,9 +126,7 @@ def test_vote_for_an_answer_that_evicted_rows_goes_on(open_session: Callable[...
     assert session.generate("more", follow_up=True, **OPTIONS)
 
 
-def test_fork_that_fails_to_end_leaves_the_session_free(
-    open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_fork_frees_its_session(open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(mark: Mark) -> bool:
         raise EngineError("the device is lost")
 
@@ -158,8 +152,6 @@ def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
     with load(smollm2, max_kv_size=1024, threads=1) as session:
         pieces = list(session.stream(question, outline="always", max_tokens=limit))
         report = session.report
-        assert report is not None
-        assert report.branched is not None
         outline, *points = report.branched.branches
         heads = points_of(outline.text)
         assert (outline.part, len(points)) == ("outline", len(heads)) >= ("outline", 2)
@@ -171,13 +163,18 @@ def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
             assert point.text in line
             assert number == 1 or point.ran < outline.ran  # the conversation's rows are shared
         session.generate("Why?", follow_up=True, max_tokens=4)
-        assert session.report is not None
         assert session.report.tokens.prompt > report.tokens.generated / 2  # the answer is in the conversation
         plain = session.generate("Say hi.", max_tokens=8)
         session.reset()
         assert session.generate("Say hi.", outline="always", max_tokens=8) == plain  # an outline without points
-        assert session.report.branched is not None
         assert [each.part for each in session.report.branched.branches] == ["outline", "answer"]
+        assert session.report.branched.one_piece == "the outline has no two points"
+    for rows, limit, why in ((1024, 40, "-n 40 has"), (120, 120, "120 KV rows have"), (60, 40, "60 KV rows have")):
+        with load(smollm2, max_kv_size=rows, threads=1) as session:
+            stream = session.stream(question, outline="always", max_tokens=limit)
+            assert next(stream)
+            stream.close()
+            assert session.report.branched.one_piece == f"{why} no room for its points"
 
 
 def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +199,6 @@ def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkey
                 passed[0] = 1000
             said += "".join(pieces)
             report = session.report
-            assert report is not None
             assert report.branched is not None
             assert report.stop_reason == reason
             assert talk.messages[-2:] == [
@@ -214,12 +210,11 @@ def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkey
         assert not list(talk.say(BENEFITS, outline="always", on_prefill=lambda *_: session.interrupt()))
         with pytest.raises(BudgetError, match="time"):
             list(session.stream(BENEFITS, follow_up=True, outline=True, time_limit=1e-6))
-        assert session.report is not None
         assert session.report.branched is not None
         assert (session.report.stop_reason, talk.messages) == ("time", messages)
 
 
-def test_points_that_wait_have_later_parts_of_the_time(open_session: Callable[..., Session]) -> None:
+def test_waiting_points_get_later_deadlines(open_session: Callable[..., Session]) -> None:
     spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0))
     shares = [spent.share(number, 4) for number in range(4)]
     assert shares == [pytest.approx(each, abs=1) for each in (50, 60, 70, 80)]
@@ -231,18 +226,20 @@ def test_points_are_lines_of_numbered_lists() -> None:
     assert words_of(" **Paris**.\n") == words_of("paris") == "paris"
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"vote": 1}, "from 2 to 64"), ({"vote": True}, "from 2 to 64"), ({"vote": 3, "beams": 2}, "without --beams"),
-        ({"vote": 3, "logprobs": 1}, "without logprobs"), ({"outline": True, "vote": 3}, "without --vote"),
-        ({"outline": "never"}, "always"), ({"outline": True, "stop": "x"}, "without --stop"),
-        ({"vote": 3, "sampling": SamplingParams(temperature=0)}, "temp"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "named"), [
+    ({"vote": 1}, "from 2 to 64"), ({"vote": True}, "from 2 to 64"), ({"vote": 3, "beams": 2}, "without --beams"),
+    ({"vote": 3, "logprobs": 1}, "without logprobs"), ({"outline": True, "vote": 3}, "without --vote"),
+    ({"outline": "never"}, "always"), ({"outline": True, "stop": "x"}, "without --stop"),
+    ({"vote": 3, "sampling": SamplingParams(temperature=0)}, "temp"),
+])  # fmt: skip
 def test_branches_refuse_by_name(options: dict[str, Any], named: str) -> None:
     with load(open_model(GOLDEN / "llama-gqa-tied.gguf"), max_kv_size=64, backend="reference") as session:
         with pytest.raises(InputError, match=named):
             session.generate("some text", max_tokens=2, **options)
         with pytest.raises(UnsupportedError, match="question of text"):
             session.generate(messages=[{"role": "user", "content": "a"}], outline=True)
+        size = session.model.prompt("some text").first(None).size
+        with pytest.raises(
+            BudgetError, match=rf"energy.* is spent .*: state .* and what the prompt's {size} tokens take"
+        ):
+            session.generate("some text", vote=3, energy_limit=1e-9)

@@ -14,7 +14,7 @@ import pytest
 from conftest import GOLDEN
 from elsewhere import COMPUTERS, MISSING, environment
 from test_chat_terminal import PROMPT, chatting
-from test_cli import edge_json
+from test_cli import json_here as edge_json
 
 pytest.importorskip("llama_cpp")
 
@@ -50,13 +50,13 @@ def shown(system: str, folder: Path, *args: str, stdin: str = "") -> Any:
 
 @systems
 def test_every_module_is_imported(system: str, tmp_path: Path) -> None:
-    """Where packages are missing for what it is for, it says so when it is used."""
+    """A module whose packages are missing names them when it is used, not when it is imported."""
     done = python(system, tmp_path, "-c", ALL.format(missing=MISSING[system]["os"].split()))
     assert (done.returncode, done.stdout) == (0, "None"), done.stderr  # nothing of /proc
 
 
 @systems
-def test_answers_are_same(system: str, tmp_path: Path) -> None:
+def test_answers_match_those_of_linux(system: str, tmp_path: Path) -> None:
     """The prompt comes through a pipe, and the template runs in a child."""
     found = shown(system, tmp_path, "run", MODEL, *LLAMACPP, stdin="Hello")
     here = edge_json("run", MODEL, *LLAMACPP, "--json", stdin="Hello")
@@ -78,17 +78,7 @@ def test_native_engine_is_refused_and_replaced(system: str, tmp_path: Path) -> N
 
 
 @systems
-def test_plans_for_phones_are_same(system: str, tmp_path: Path) -> None:
-    found = shown(system, tmp_path, "plan", MODEL, "--device", "pixel-9")
-    here = edge_json("plan", MODEL, "--device", "pixel-9", "--json")
-    assert found["backend"] == "cpu"
-    for each in ("weights", "kv"):  # scratch memory goes by the instruction sets that are here
-        assert found["bytes"][each] == here["bytes"][each]
-    assert found["play"]["foreground"] == here["play"]["foreground"]
-
-
-@systems
-def test_server_answers(system: str, tmp_path: Path) -> None:
+def test_server_answers_elsewhere(system: str, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "edge", "serve", MODEL, "--port", "0", "--json", "-q", "--backend", "llamacpp",
         "--max-kv-size", "128",
@@ -103,7 +93,7 @@ def test_server_answers(system: str, tmp_path: Path) -> None:
             process.kill()
 
 
-def test_chat_in_console() -> None:
+def test_chat_works_without_readline() -> None:
     """Without readline and termios, which Windows lacks."""
     code = f"sys.path.append({str(Path(__file__).parent)!r}); import elsewhere; elsewhere.install('win32')"
     with chatting("-n", "4", "-q", code=code) as screen:

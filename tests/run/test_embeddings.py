@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import CAPACITY, GOLDEN, open_golden
-from fork_server import COMMAND, forking
+from test_cli import edge_here as edge
 
-from edge.errors import InputError, UnsupportedError
+from edge.errors import InputError
 from edge.model.model import open_model
 from edge.run.starting.loading import load
 from edge.types import AnyArray
@@ -43,7 +42,7 @@ def test_hidden_states_match_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_pooling(backend: str) -> None:
+def test_pooled_vectors_match_states(backend: str) -> None:
     tokens = open_golden(MODEL).tokens[:40]
     states = reference_states(MODEL)[:40]
     with load(open_golden(MODEL).model, backend=backend, max_kv_size=128, prefill_step_size=16) as session:
@@ -62,7 +61,7 @@ def test_pooling(backend: str) -> None:
         assert np.array_equal(session.embed(text), session.embed(session.model.encode_text(text)))
 
 
-def test_long_and_invalid_texts() -> None:
+def test_long_texts_stream_and_empty_are_refused() -> None:
     tokens = open_golden(MODEL).tokens
     model = open_golden(MODEL).model
     with load(model, backend="reference", max_kv_size=CAPACITY, prefill_step_size=8) as session:
@@ -77,34 +76,18 @@ def test_long_and_invalid_texts() -> None:
         pytest.raises(InputError, match="64 tokens"),
     ):
         session.embed(tokens)
-    with load(model, backend="reference", max_kv_size=CAPACITY) as session:
-        object.__setattr__(session.engine.capabilities, "hidden", False)
-        try:
-            with pytest.raises(UnsupportedError, match="hands out no hidden states"):
-                session.embed("x")
-        finally:
-            object.__setattr__(session.engine.capabilities, "hidden", True)
 
 
-def test_command_line(tmp_path: Path) -> None:
-    command = forking(COMMAND, "edge", "embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "-q")
-    done = subprocess.run(
-        [*command, "--pooling", "last"], input="one\n\ntwo\n", capture_output=True, text=True, check=True
-    )
+def test_embed_on_command_line(tmp_path: Path) -> None:
+    command = ("embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference")
+    done = edge(*command, "-q", "--pooling", "last", stdin="one\n\ntwo\n")
     one, two = map(json.loads, done.stdout.splitlines())
     (tmp_path / "lines").write_text("two\n")
-    both = subprocess.run(
-        [*command, "--pooling", "last", "one", "-f", str(tmp_path / "lines")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    both = edge(*command, "-q", "--pooling", "last", "one", "-f", str(tmp_path / "lines"))
     assert both.stdout == done.stdout
     with load(open_golden(MODEL).model, backend="reference", max_kv_size=64) as session:
         assert one == pytest.approx(session.embed("one", pooling="last").tolist(), abs=1e-5)
         assert two == pytest.approx(session.embed("two", pooling="last").tolist(), abs=1e-5)
-    done = subprocess.run(
-        [*command[:-1], "--max-kv-size", "64", "one " * 90, " "], capture_output=True, text=True, check=True
-    )
+    done = edge(*command, "--max-kv-size", "64", "one " * 90, " ")
     assert "(1 of the texts had more than 64 tokens: streaming evicted rows)" in done.stderr
     assert "(1 vectors of 64 numbers; 1 blank texts were left out)" in done.stderr

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
 from serving import error_of, served
 from test_architectures import require_native
+from test_cli import edge_here as edge
 
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
-from edge.model.places import Places
+from edge.model.parts.places import Places
 from edge.run.conversation import Conversation
 from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
@@ -25,7 +23,7 @@ ENCODERS = GOLDEN / "encoders"
 NAMES = ("bert", "bert-cased", "nomic-bert")
 CONTEXT = 96
 SKY = "The sky is blue."
-SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive  # compiled
+EXHAUSTIVE = pytest.mark.exhaustive
 
 
 @lru_cache
@@ -38,12 +36,8 @@ def texts_of(arrays: dict[str, AnyArray]) -> list[IntArray]:
     return np.split(arrays["ids"], np.cumsum(arrays["sizes"])[:-1])
 
 
-def cosine(one: AnyArray, other: AnyArray) -> float:
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
 @pytest.mark.parametrize(("backend", "name"), [
-    *(("reference", name) for name in NAMES), pytest.param("cpu", NAMES[0], marks=SLOW),
+    *(("reference", name) for name in NAMES), ("cpu", NAMES[0]),
     *(pytest.param("cpu", name, marks=EXHAUSTIVE) for name in NAMES[1:3]),
 ])  # fmt: skip
 def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
@@ -68,24 +62,7 @@ def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_vectors_match_llama_cpp(name: str) -> None:
-    llama = pytest.importorskip("llama_cpp")
-    model, golden = open_encoder(name)
-    theirs = llama.Llama(
-        str(ENCODERS / f"{name}.gguf"), embedding=True, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT, verbose=False
-    )
-    with load(model, backend="reference") as session:
-        try:
-            found = np.array(theirs.embed(SKY, normalize=True))
-        finally:
-            theirs.close()
-        if name != "bert-cased":  # llama.cpp's tokenizer knows lowercase only
-            np.testing.assert_allclose(session.embed(SKY), found, atol=2e-3)  # it rounds rows to float16
-        assert found.shape == golden["mean"][0].shape
-
-
-@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[SLOW, EXHAUSTIVE])])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=EXHAUSTIVE)])
 def test_text_is_run_whole_or_refused(backend: str) -> None:
     if backend == "cpu":
         require_native()
@@ -129,31 +106,20 @@ def test_encoders_refuse_generation() -> None:
             load(model, **({"backend": "reference"} | options))
 
 
-def test_command_line() -> None:
+def test_encoder_on_command_line() -> None:
     model, golden = open_encoder("bert")
-
-    def edge(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        options = ("--backend", "reference", "-q")
-        return subprocess.run(
-            [sys.executable, "-m", "edge", *command, *options], capture_output=True, text=True, check=False, **more
-        )
-
-    done = edge("embed", str(model.path), SKY, "--unscaled")
+    options = ("--backend", "reference", "-q")
+    done = edge("embed", str(model.path), SKY, "--unscaled", *options)
     assert json.loads(done.stdout) == pytest.approx(golden["mean"][0].tolist(), abs=1e-4)
-    done = subprocess.run(
-        [sys.executable, "-m", "edge", "plan", str(model.path), "--device", "raspberry-pi-5"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert f"{CONTEXT} rows" in done.stdout
-    assert "a text of" in done.stdout
-    assert "a token at" not in done.stdout
-    for command in (["run", str(model.path), SKY], ["chat", str(model.path)]):
-        done = edge(*command, stdin=subprocess.DEVNULL)
+    planned = edge("plan", str(model.path), "--device", "raspberry-pi-5").stdout
+    assert [each in planned for each in (f"{CONTEXT} rows", "a text of", "a token at")] == [True, True, False]
+    for command in (("run", str(model.path), SKY), ("chat", str(model.path))):
+        done = edge(*command, *options)
         assert done.returncode == 2
         assert done.stderr == "edge: bert is an encoder, which answers no prompts: edge embed makes vectors with it\n"
 
 
-def test_server() -> None:
+def test_embeddings_endpoint_matches_transformers() -> None:
     _, golden = open_encoder("bert")
     with served("encoders/bert", options={"max_kv_size": CONTEXT}) as client:
         response = client.post("/v1/embeddings", json={"input": [SKY, golden["ids"][: golden["sizes"][0]].tolist()]})

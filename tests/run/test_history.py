@@ -19,10 +19,9 @@ from edge.backends.base import EngineConfig
 from edge.cli.commands import app
 from edge.plan.plan import Plan, PlanBytes
 from edge.run import history
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
 from edge.run.history import Phase, Run, Setting, append, clear_history, earlier_runs, history_path, history_size
 from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
-from edge.run.starting.loading import load
 
 SETTING = Setting("a processor", "0" * 16, "cpu", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
@@ -47,7 +46,7 @@ runs = st.builds(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(20))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(10))
 @given(kept=st.lists(runs, max_size=30))
 def test_kept_runs_are_listed_newest_first(kept: list[Run]) -> None:
     clear_history()
@@ -60,7 +59,7 @@ def test_kept_runs_are_listed_newest_first(kept: list[Run]) -> None:
 
 @settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
 @given(at=st.integers(0, 700), junk=st.binary(max_size=30), cut=st.integers(0, 60))
-def test_damage_costs_lines_that_it_hits(at: int, junk: bytes, cut: int) -> None:
+def test_damage_costs_only_damaged_lines(at: int, junk: bytes, cut: int) -> None:
     clear_history()
     for moment in range(4):
         append(a_run(moment))
@@ -89,7 +88,7 @@ def test_impossible_lines_are_skipped(change: dict[str, object]) -> None:
     assert earlier_runs(SETTING) == []
 
 
-def test_it_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_MOST_BYTES", 4000)
     for moment in range(60):
         append(a_run(moment))
@@ -105,20 +104,20 @@ def _append_many(first: int) -> None:
         append(a_run(moment))
 
 
-def test_many_may_write_at_once() -> None:
+def test_concurrent_writers_lose_no_lines() -> None:
     spawn = get_context("spawn")
-    writers = [spawn.Process(target=_append_many, args=(first,)) for first in (0, 1000, 2000)]
+    writers = [spawn.Process(target=_append_many, args=(first,)) for first in (0, 1000)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert history_size()[0] == 120
+    assert history_size()[0] == 80
     moments = [json.loads(line)["at"] for line in history_path().read_text().splitlines()]
-    assert sorted(moments) == [first + each for first in (0, 1000, 2000) for each in range(40)]
+    assert sorted(moments) == [first + each for first in (0, 1000) for each in range(40)]
 
 
 @pytest.mark.parametrize("off", ["0", "off", "False"])
-def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+def test_history_is_off_by_variable(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
     monkeypatch.setenv("EDGE_HISTORY", off)
     append(a_run())
     assert not history_path().exists()
@@ -152,21 +151,6 @@ def test_held_or_cut_runs_are_left_out(paused: float, actions: tuple[str, ...], 
 
 def remembered() -> list[Run | None]:
     return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
-
-
-@pytest.mark.usefixtures("never_held")
-def test_sessions_remember_each_generation() -> None:
-    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
-        session.generate("one two three", raw=True, ignore_eos=True, max_tokens=12)
-        first = session.report
-        session.generate("four", raw=True, ignore_eos=True, max_tokens=5, follow_up=True)
-        setting = Setting.of(session.spec, session.plan.backend, session.plan.config)
-    assert first.timings.decode_tok_s is not None
-    newer, older = earlier_runs(setting)
-    assert (newer.decode.tokens, older.decode.tokens) == (4, 11)
-    assert older.decode.seconds == pytest.approx(11 / first.timings.decode_tok_s)
-    assert older.peak == first.memory.peak_rss
-    assert "three" not in history_path().read_text()
 
 
 @pytest.mark.usefixtures("never_held")

@@ -95,7 +95,7 @@ def test_endings_of_text_share_its_rows(backend: str, monkeypatch: pytest.Monkey
         edge.SamplingParams(temperature=0.7, top_k=5, seed=3, repeat_penalty=1.5, logit_bias={70: 4.0}),  # type: ignore[arg-type]
     ],
 )
-def test_generated_tokens_have_those_of_model(session: Session, sampling: edge.SamplingParams) -> None:
+def test_generated_logprobs_match_scores(session: Session, sampling: edge.SamplingParams) -> None:
     """Whatever was done to the logits before a token was drawn."""
     told: list[TokenLogprob] = []
     pieces = session.stream(
@@ -114,7 +114,7 @@ def test_generated_tokens_have_those_of_model(session: Session, sampling: edge.S
         assert [token for token, _ in drawn.top] == [token for token, _ in given.top]
 
 
-def test_same_answer_with_and_without(session: Session) -> None:
+def test_logprobs_change_no_answer(session: Session) -> None:
     sampling = edge.SamplingParams(temperature=1.0, seed=11)
     plain = session.generate("Hi", sampling=sampling, max_tokens=20)
     assert session.report.logprobs is None
@@ -122,7 +122,7 @@ def test_same_answer_with_and_without(session: Session) -> None:
 
 
 @pytest.mark.parametrize("top", [-1, 101, True, 1.5, "3"])
-def test_impossible_numbers_of_alternatives(session: Session, top: Any) -> None:
+def test_invalid_logprobs_are_refused(session: Session, top: Any) -> None:
     with pytest.raises(InputError, match="from 0 to 100"):
         session.generate("Hi", logprobs=top)
     with pytest.raises(InputError, match="from 0 to 100"):
@@ -162,7 +162,7 @@ def test_processor_sees_answer_and_changes_logits(session: Session) -> None:
         session.generate("Hi", logits_processor=3)
 
 
-def test_biases(session: Session) -> None:
+def test_logit_bias_bans_and_forces_tokens(session: Session) -> None:
     """One hundred in either direction bans a token, or chooses it always."""
     first = session.generate("Hi", max_tokens=1, logprobs=0, ignore_eos=True)
     assert session.report.logprobs

@@ -11,13 +11,12 @@ import pytest
 from conftest import GOLDEN
 from hf_folders import Tensors, complaint, write_tensors
 from serving import PLAIN, served
+from test_cli import edge_here as edge
 
-from edge.apps.planning import check_options
 from edge.backends.reference.kv import ReferenceKV
 from edge.errors import InputError
 from edge.formats.blocks import dequantize
-from edge.model.given import content_ids
-from edge.options import Options
+from edge.model.parts.given import content_ids
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
 from edge.run.session import Session
@@ -75,18 +74,15 @@ def test_prefix_takes_pinned_rows_and_counted_bytes(prefix: Path) -> None:
         assert answer(session) != answer(plain)
         assert session.plan.sinks == ROWS + plain.plan.sinks
         report, keys = session.report, cast(ReferenceKV, session.engine.kv).keys[0]
-        assert report is not None
         kept = ROWS if session.model.prefix and session.model.prefix.saved else 0
         assert (report.tokens.reused, report.tokens.ran) == (kept, ROWS + TEXT.size - kept)
         assert report.tokens.prompt == ROWS + TEXT.size
         first = keys[:, :ROWS].copy()
         session.generate(TEXT, max_tokens=80, ignore_eos=True)
         report = session.report
-        assert report is not None
         assert report.kv.evicted > 0
         np.testing.assert_allclose(keys[:, :ROWS], first, atol=1e-6)  # positions begin at the prefix
         scratch = session.plan.bytes.scratch - plain.plan.bytes.scratch
-        assert session.model.prefix is not None
         assert scratch == 4 * ROWS * (KINDS["PREFIX_TUNING"] if session.model.prefix.saved else KINDS["PROMPT_TUNING"])
 
 
@@ -96,7 +92,6 @@ def test_prompt_cache_knows_the_prefix(prefix: Path, tmp_path: Path) -> None:
     for folder, reused in ((prefix, 0), (prefix, ROWS + long.size - 1), (other, 0), (None, 0)):
         with opened(folder, prompt_cache=cache) as session, opened(folder) as plain:
             assert answer(session, long) == answer(plain, long)
-            assert session.report is not None
             saved = session.model.prefix.saved if session.model.prefix else 0
             assert session.report.tokens.reused == max(reused, saved)
 
@@ -119,7 +114,7 @@ def test_turns_behind_a_prefix_are_taken_back_exactly(prefix: Path) -> None:
         assert "".join(talk.say("One?", max_tokens=5)) == first
 
 
-def test_sequences_and_drafts_behind_a_prefix_give_the_same_answers(prefix: Path) -> None:
+def test_prefix_keeps_answers_of_sequences_and_drafts(prefix: Path) -> None:
     long = np.concatenate([np.tile(TEXT, 3), [9]]).astype(np.int32)
     settings = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 96}
     with opened(prefix, speculate="off", **settings) as session:
@@ -131,7 +126,6 @@ def test_sequences_and_drafts_behind_a_prefix_give_the_same_answers(prefix: Path
         assert ["".join(stream) for stream in streams] == expected
         again = batch.stream(long, max_tokens=16, ignore_eos=True)
         assert "".join(again) == expected[0]
-        assert again.report is not None
         assert again.report.tokens.reused > ROWS
 
 
@@ -183,22 +177,19 @@ NAN[1, 2] = np.nan
 KEYS = {"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values(128))}}
 
 
-@pytest.mark.parametrize(
-    ("changed", "options", "expected"),
-    [
-        ({"tensors": {"prompt_embeddings": ("F32", values(48))}}, {}, "rows of 48 values, and this model takes 64"),
-        ({"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values(64))}}, {}, "this model takes 128"),
-        ({"tensors": {"prompt_embeddings": ("F32", NAN)}}, {}, "not finite"),
-        ({"tensors": {"prompt_embeddings": ("I32", np.zeros((ROWS, 64), np.int32))}}, {}, "not a table of floats"),
-        ({"tensors": {"lora_A": ("F32", NAN)}}, {}, "should be its only tensor"),
-        ({"num_virtual_tokens": 9}, {}, "7 rows, and adapter_config.json says 9"),
-        ({"kind": "LORA"}, {}, "is a LoRA adapter: edge convert"),
-        ({"kind": "LN_TUNING"}, {}, "peft_type is 'LN_TUNING': edge runs PROMPT_TUNING, P_TUNING, PREFIX_TUNING"),
-        ({}, {"max_kv_size": 16}, "--prefix of 7 rows needs at least 30 KV rows: raise --max-kv-size 16"),
-        (KEYS, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix of keys and values: use"),
-        (KEYS, {"backend": "onnx"}, "the onnx engine takes no --prefix of keys and values: use"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changed", "options", "expected"), [
+    ({"tensors": {"prompt_embeddings": ("F32", values(48))}}, {}, "rows of 48 values, and this model takes 64"),
+    ({"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values(64))}}, {}, "this model takes 128"),
+    ({"tensors": {"prompt_embeddings": ("F32", NAN)}}, {}, "not finite"),
+    ({"tensors": {"prompt_embeddings": ("I32", np.zeros((ROWS, 64), np.int32))}}, {}, "not a table of floats"),
+    ({"tensors": {"lora_A": ("F32", NAN)}}, {}, "should be its only tensor"),
+    ({"num_virtual_tokens": 9}, {}, "7 rows, and adapter_config.json says 9"),
+    ({"kind": "LORA"}, {}, "is a LoRA adapter: edge convert"),
+    ({"kind": "LN_TUNING"}, {}, "peft_type is 'LN_TUNING': edge runs PROMPT_TUNING, P_TUNING, PREFIX_TUNING"),
+    ({}, {"max_kv_size": 16}, "--prefix of 7 rows needs at least 30 KV rows: raise --max-kv-size 16"),
+    (KEYS, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix of keys and values: use"),
+    (KEYS, {"backend": "onnx"}, "the onnx engine takes no --prefix of keys and values: use"),
+])  # fmt: skip
 def test_wrong_prefixes_raise_one_line(
     tmp_path: Path, changed: dict[str, Any], options: dict[str, Any], expected: str
 ) -> None:
@@ -218,11 +209,19 @@ def test_damaged_or_missing_files_are_refused(tmp_path: Path) -> None:
     weights.unlink()
     assert "there is no adapter_model.safetensors" in complaint(lambda: opened(folder))
     assert "there is no adapter_config.json" in complaint(lambda: opened(tmp_path))
+    assert "no such file or folder" in complaint(lambda: opened(tmp_path / "nowhere"))
+    other = tmp_path / "model.gguf"
+    other.write_bytes(b"GGUF")
+    assert (
+        "model.gguf is no soft prompt: name a folder that PEFT saved, or the file that edge convert makes"
+        in complaint(lambda: opened(other))
+    )
     for wrong, shown in ((3, "3"), ("", "''")):
         assert complaint(lambda wrong=wrong: opened(cast(Path, wrong))) == f"--prefix must be a path, not {shown}"
-    assert "cannot have --prefix" in complaint(lambda: check_options(Options(prefix=folder)))
 
 
 def test_base_model_of_another_name_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    opened(write_prefix(tmp_path / "prefix", base_model_name_or_path="someone/Mistral-7B")).close()
+    folder = write_prefix(tmp_path / "pirate", base_model_name_or_path="someone/Mistral-7B")
+    assert "\nprefix pirate: 7 of the KV rows" in edge("plan", str(MODEL), "--prefix", str(folder)).stdout
+    opened(folder).close()
     assert caplog.text.count("--prefix was trained for Mistral-7B") == 1

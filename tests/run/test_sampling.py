@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import open_golden
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
+from edge.backends.llamacpp.tokenizer import open_vocabulary
 from edge.errors import EngineError, InputError, ModelFormatError
 from edge.run.sampling.sampler import (
+    DRY_BREAKERS,
     Sampler,
     draw,
+    dry,
     greedy,
     min_p,
     penalize,
@@ -26,12 +31,15 @@ from edge.run.sampling.sampler import (
     subtract,
     top_k,
     top_p,
+    xtc,
 )
 from edge.run.starting.loading import load
-from edge.sampling import SamplingParams, choose_sampling
+from edge.sampling import SamplingParams, choose_sampling, parse_bias
 from edge.types import FloatArray
 
+LLAMA = open_golden("llama-gqa-tied").model
 SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))
+needs_llama_cpp = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
 FINITE = st.floats(-50, 50, width=32, allow_subnormal=False)
 LOGITS = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=FINITE))
 TIED = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=st.sampled_from([-math.inf, -1.0, 0.0, 2.0])))
@@ -61,7 +69,7 @@ def test_greedy_is_first_maximum(logits: FloatArray) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_nan_logits_and_tiny_temperatures() -> None:
+def test_nan_logits_raise_tiny_temperature_is_greedy() -> None:
     for bad in (0, 7, 999):
         logits = random_logits(1000)
         logits[bad] = math.nan
@@ -80,7 +88,7 @@ def test_nan_logits_and_tiny_temperatures() -> None:
     SamplingParams(temperature=2.0, top_k=0, top_p=1.0, min_p=0.2), SamplingParams(temperature=0.8),
 ], ids=str)  # fmt: skip
 def test_draws_follow_distribution(params: SamplingParams) -> None:
-    logits, draws = random_logits(200, seed=3), 6000
+    logits, draws = random_logits(200, seed=3), 3000
     order = np.argsort(-logits)[: params.top_k or logits.size]
     kept = logits[order].astype(np.float64)
     probabilities = softmax(kept)
@@ -141,7 +149,7 @@ def test_banned_tokens_are_never_drawn(logits: FloatArray, seed: int, temperatur
         assert sample(logits.copy()) not in banned
 
 
-def test_presence_and_frequency_penalties() -> None:
+def test_penalties_lower_logits_of_drawn_tokens() -> None:
     logits = np.array([3.0, 1.5, 0.0], np.float32)
     for params, expected in (
         (SamplingParams(presence_penalty=2), [0, 1, 0, 0]), (SamplingParams(frequency_penalty=1), [0, 0, 1, 0]),
@@ -163,20 +171,27 @@ def test_presence_and_frequency_penalties() -> None:
     ({"repeat_penalty": math.inf}, "--repeat-penalty"), ({"presence_penalty": -2.5}, "--presence-penalty"),
     ({"frequency_penalty": math.nan}, "--frequency-penalty"), ({"seed": -1}, "--seed"),
 ])  # fmt: skip
-def test_parameters_out_of_range(options: dict[str, Any], message: str) -> None:
+def test_sampling_parameters_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SamplingParams(**options)
 
 
-def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list[int]) -> dict[int, float]:
-    """Tokens and logits that llama.cpp's own sampler chain leaves."""
-    if not is_installed():
-        pytest.skip("needs llama-cpp-python")
+def left_by(logits: FloatArray, *samplers: Any) -> dict[int, float]:
+    """Tokens and logits that samplers of llama.cpp leave."""
     lib = library()
     entries = (lib.llama_token_data * logits.size)()
     for token, logit in enumerate(logits.tolist()):
         entries[token] = lib.llama_token_data(token, logit, 0.0)
-    array = lib.llama_token_data_array(entries, logits.size, -1, False)
+    found = lib.llama_token_data_array(entries, logits.size, -1, False)
+    for sampler in samplers:
+        lib.llama_sampler_apply(sampler, ctypes.byref(found))
+        lib.llama_sampler_free(sampler)
+    return {found.data[index].id: found.data[index].logit for index in range(found.size)}
+
+
+def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list[int]) -> dict[int, float]:
+    """Tokens and logits that llama.cpp's own sampler chain leaves."""
+    lib = library()
     samplers = [
         lib.llama_sampler_init_penalties(
             logits.size, 64, params.repeat_penalty, params.frequency_penalty, params.presence_penalty
@@ -187,12 +202,10 @@ def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list
     ]
     for token in recent:
         lib.llama_sampler_accept(samplers[0], token)
-    for sampler in samplers:
-        lib.llama_sampler_apply(sampler, ctypes.byref(array))
-        lib.llama_sampler_free(sampler)
-    return {array.data[index].id: array.data[index].logit for index in range(array.size)}
+    return left_by(logits, *samplers)
 
 
+@needs_llama_cpp
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("params", [
     SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0),
@@ -231,10 +244,74 @@ def test_sampling_is_as_chosen_or_as_file_recommends(monkeypatch: pytest.MonkeyP
         assert choose_sampling({"general.sampling.temp": wrong}, temperature=0.5).temperature == 0.5
     with pytest.raises(InputError, match="--temp must be from 0 to 100, not -1"):
         choose_sampling(recommended, temperature=-1)
-    model = open_golden("llama-gqa-tied").model
+    model = LLAMA
     with load(model, backend="reference", max_kv_size=64, threads=1) as session:
         session.generate("one", max_tokens=2)
         assert session.report.seed is None  # greedy
         monkeypatch.setitem(model.file.metadata, "general.sampling.temp", 0.6)
         session.generate("one", max_tokens=2)
         assert session.report.seed is not None
+
+
+# DRY and XTC
+
+
+class _Owner:
+    """Frees the vocabulary of llama.cpp."""
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[Any]:
+    owner = _Owner()
+    yield open_vocabulary(owner, LLAMA.path)[1]
+    del owner
+
+
+# Few tokens, so that they repeat; 60 to 63 are letters, and 13 and 29 are '*' or ':' and the like.
+TOKENS = st.lists(st.sampled_from([60, 61, 62, 60, 61, 62, 63, 13, 29]), min_size=1, max_size=60)
+
+
+@needs_llama_cpp
+@given(
+    tokens=TOKENS, allowed=st.integers(1, 4), last=st.sampled_from([8, 30, 64]), base=st.sampled_from([1.0, 1.75, 4])
+)
+@settings(max_examples=100)
+def test_dry_is_llama_cpps(theirs: Any, tokens: list[int], allowed: int, last: int, base: float) -> None:
+    lib, ours = library(), LLAMA.tokenizer
+    params = SamplingParams(dry_multiplier=0.8, dry_base=base, dry_allowed_length=allowed, dry_last_n=last)
+    breakers = (ctypes.c_char_p * len(DRY_BREAKERS))(*DRY_BREAKERS)
+    sampler = lib.llama_sampler_init_dry(theirs, 0.8, base, allowed, last, breakers, len(DRY_BREAKERS))
+    for token in tokens:
+        lib.llama_sampler_accept(sampler, token)
+    logits = np.random.default_rng(0).normal(size=272).astype(np.float32)
+    expected = left_by(logits, sampler)
+    dry(logits, array("i", tokens[-last:]), params, lambda each: any(b in ours.piece(each) for b in DRY_BREAKERS))
+    assert logits.tolist() == pytest.approx([expected[token] for token in range(272)], rel=1e-5, abs=1e-5)
+
+
+@needs_llama_cpp
+@given(seed=st.integers(0, 1 << 20), threshold=st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.5]))
+def test_xtc_is_llama_cpps(seed: int, threshold: float) -> None:
+    logits = np.random.default_rng(seed).normal(scale=2, size=60).astype(np.float32)
+    expected = left_by(logits, library().llama_sampler_init_xtc(1.0, threshold, 1, seed))
+    assert set(np.flatnonzero(xtc(softmax(logits.astype(np.float64)), threshold)).tolist()) == set(expected)
+
+
+def test_sampler_applies_dry_and_xtc() -> None:
+    """Greedy with DRY leaves a loop that it would stay in; XTC never draws the likeliest of two that pass."""
+    params = SamplingParams(dry_multiplier=5.0, dry_allowed_length=1)
+    sample = Sampler(params)
+    drawn = [sample(np.array([3.0, 2.0, 1.0], np.float32)) for _ in range(6)]
+    assert drawn[:2] == [0, 0]
+    assert len(set(drawn)) > 1
+    params = SamplingParams(temperature=1.0, seed=1, xtc_probability=1.0, xtc_threshold=0.05)
+    sample = Sampler(params)
+    assert {sample(np.array([3.0, 2.0, 1.0, -9.0], np.float32)) for _ in range(50)} == {2}
+    assert not Sampler(params).greedy
+    assert Sampler(params).candidates == 40
+
+
+@pytest.mark.parametrize("value", ["28", "a=1", "1=b", "-1=2", "1=nan", {1: float("inf")}, 3])
+def test_invalid_biases_are_refused(value: Any) -> None:
+    with pytest.raises(InputError, match="bias takes"):
+        parse_bias(value)

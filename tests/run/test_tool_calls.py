@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from shared import FOLDER
 from small_models import Special
 from test_cli import edge
 from thinking_models import write_script
@@ -43,7 +46,7 @@ def speaks(tmp_path: Path) -> Speak:
 
     @contextmanager
     def session(*answers: tuple[int, str], **options: Any) -> Iterator[Session]:
-        tokenizer = opened(tmp_path).tokenizer
+        tokenizer = opened().tokenizer
         start, script = answers[0][0], list[int]()
         for at, answer in answers:
             script += [0] * (at - start - len(script))
@@ -55,12 +58,14 @@ def speaks(tmp_path: Path) -> Speak:
     return session
 
 
-def opened(folder: Path) -> Model:
-    return open_model(write_script(folder / "m.gguf", SPECIAL, 8, [2], CONTEXT))
+@lru_cache
+def opened(special: Special = SPECIAL) -> Model:
+    """A model with these marks, which tells what prompts and answers are."""
+    return open_model(write_script(Path(mkdtemp(dir=FOLDER)) / "m.gguf", special, 8, [2], CONTEXT))
 
 
-def size(folder: Path, messages: list[dict[str, Any]], **options: Any) -> int:
-    return opened(folder).chat_prompt(messages, tools=TOOLS, **options).first(None).size
+def size(messages: list[dict[str, Any]]) -> int:
+    return opened().chat_prompt(messages, tools=TOOLS).first(None).size
 
 
 def with_result(content: str | None) -> list[dict[str, Any]]:
@@ -69,8 +74,8 @@ def with_result(content: str | None) -> list[dict[str, Any]]:
     return [*MESSAGES, said, {"role": "tool", "tool_call_id": "c1", "content": "none"}]
 
 
-def test_calls_thoughts_and_text_come_apart(speaks: Speak, tmp_path: Path) -> None:
-    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+def test_calls_thoughts_and_text_come_apart(speaks: Speak) -> None:
+    with speaks((size(MESSAGES), ANSWER)) as session:
         events, thoughts = list[Any](), list[str]()
         pieces = list(session.stream(messages=MESSAGES, tools=TOOLS, max_tokens=300, on_call=events.append,
                                      on_thought=thoughts.append))  # fmt: skip
@@ -86,8 +91,8 @@ def test_calls_thoughts_and_text_come_apart(speaks: Speak, tmp_path: Path) -> No
     assert events[-1] == CallEnd(0)
 
 
-def test_without_tools_calls_are_text(speaks: Speak, tmp_path: Path) -> None:
-    start = opened(tmp_path).chat_prompt(MESSAGES).first(None).size
+def test_without_tools_calls_are_text(speaks: Speak) -> None:
+    start = opened().chat_prompt(MESSAGES).first(None).size
     with speaks((start, ANSWER)) as session:
         text = session.generate(messages=MESSAGES, max_tokens=300)
         assert CALL in text
@@ -96,8 +101,8 @@ def test_without_tools_calls_are_text(speaks: Speak, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [40, 70])
-def test_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count: int) -> None:
-    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+def test_call_that_is_cut_is_not_reported(speaks: Speak, count: int) -> None:
+    with speaks((size(MESSAGES), ANSWER)) as session:
         events = list[Any]()
         text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=count, on_call=events.append)
         report = session.report
@@ -107,9 +112,9 @@ def test_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count: 
     assert text.startswith("One moment."[: len(text)])
 
 
-def test_thoughts_leave_room_for_forced_call(speaks: Speak, tmp_path: Path) -> None:
+def test_thoughts_leave_room_for_forced_call(speaks: Speak) -> None:
     pytest.importorskip("llguidance")
-    with speaks((size(tmp_path, MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:
+    with speaks((size(MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:
         text = "".join(session.stream(messages=MESSAGES, tools=TOOLS, tool_choice="get_weather", max_tokens=150))
         report = session.report
     assert (text, report.incomplete) == ("", None)
@@ -117,8 +122,8 @@ def test_thoughts_leave_room_for_forced_call(speaks: Speak, tmp_path: Path) -> N
     assert "city" in json.loads(report.tool_calls[0].arguments)
 
 
-def test_single_call_ends_answer_without_parallel_calls(speaks: Speak, tmp_path: Path) -> None:
-    with speaks((size(tmp_path, MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
+def test_single_call_ends_answer_without_parallel_calls(speaks: Speak) -> None:
+    with speaks((size(MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""
         assert len(session.report.tool_calls) == 1
         assert session.report.stop_reason == "tool_calls"
@@ -126,19 +131,19 @@ def test_single_call_ends_answer_without_parallel_calls(speaks: Speak, tmp_path:
         assert len(session.report.tool_calls) == 2
 
 
-def test_stop_texts_are_searched_in_text_alone(speaks: Speak, tmp_path: Path) -> None:
-    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+def test_stop_texts_are_searched_in_text_alone(speaks: Speak) -> None:
+    with speaks((size(MESSAGES), ANSWER)) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["Rome"]) == "One moment."
         assert session.report.stop_reason == "tool_calls"
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["moment"]) == "One "
         assert session.report.stop_reason == "stop"
 
 
-def test_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path) -> None:
+def test_conversation_goes_on_with_results(speaks: Speak) -> None:
     """The rows of the call stay: only the result and what follows it are run."""
     answer = f"One moment.\n{CALL}"
     later = with_result("One moment.")
-    first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
+    first, second = size(MESSAGES), size(later)
     with speaks((first, f"{answer}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300) == "One moment."
         assert session.report.tokens.reused == 0
@@ -153,7 +158,7 @@ def test_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path) -> Non
         assert session.report.tokens.reused < 30
 
 
-def test_system_prompts_and_prompt_cache(speaks: Speak) -> None:
+def test_system_prompts_come_from_prompt_cache(speaks: Speak) -> None:
     long = [{"role": "system", "content": "Be brief. " * 40}, *MESSAGES]
     with speaks((8, "x"), prompt_cache=PromptCache(memory="16MiB")) as session:
         session.generate(messages=long, max_tokens=1)
@@ -165,7 +170,7 @@ def test_system_prompts_and_prompt_cache(speaks: Speak) -> None:
         assert session.model.chat_prompt(whole).first(None).size == session.report.tokens.prompt
 
 
-def test_prompts_and_messages_that_do_not_go_together(speaks: Speak) -> None:
+def test_contradictory_prompts_are_refused(speaks: Speak) -> None:
     with speaks((8, "x")) as session:
         for options, reason in (
             ({}, "there is no prompt"),
@@ -189,23 +194,19 @@ BODY = '<|message|>{"city": "Rome"}<|call|>'
 
 
 @pytest.mark.parametrize("special", [HARMONY, Special(template=GPT_OSS)], ids=["tokens", "text"])
-@pytest.mark.parametrize(
-    ("before", "answer", "thought", "said"),
-    [
-        (LOOK, f" to=functions.get_weather<|channel|>commentary json{BODY}", LOOKED, ""),
-        (LOOK, f"<|channel|>commentary to=functions.get_weather <|constrain|>json{BODY}", LOOKED, ""),
-        ("", f" to=functions.get_weather<|channel|>commentary json{BODY}", "", ""),
-        (LOOK, "<|channel|>final<|message|>{{Sunny}} to=functions.", LOOKED, "{{Sunny}} to=functions."),
-        (f"{LOOK}<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant",
-         f" to=functions.get_weather json{BODY}", f"{LOOKED}Wait.", ""),
-    ],
-    ids=["recipient-first", "channel-first", "no-thought", "text", "preamble"],
-)  # fmt: skip
-def test_calls_with_headers(
+@pytest.mark.parametrize(("before", "answer", "thought", "said"), [
+    (LOOK, f" to=functions.get_weather<|channel|>commentary json{BODY}", LOOKED, ""),
+    (LOOK, f"<|channel|>commentary to=functions.get_weather <|constrain|>json{BODY}", LOOKED, ""),
+    ("", f" to=functions.get_weather<|channel|>commentary json{BODY}", "", ""),
+    (LOOK, "<|channel|>final<|message|>{{Sunny}} to=functions.", LOOKED, "{{Sunny}} to=functions."),
+    (f"{LOOK}<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant", f" to=functions.get_weather json{BODY}",
+     f"{LOOKED}Wait.", ""),
+], ids=["recipient-first", "channel-first", "no-thought", "text", "preamble"])  # fmt: skip
+def test_harmony_headers_choose_thought_call_or_text(
     tmp_path: Path, special: Special, before: str, answer: str, thought: str, said: str
 ) -> None:
     """gpt-oss's: the header of a part says whether it is a thought, a call or text."""
-    model = open_model(write_script(tmp_path / "m.gguf", special, 8, [2], CONTEXT))
+    model = opened(special)
     start = model.chat_prompt(MESSAGES, tools=TOOLS).first(None).size
     script = model.tokenizer.encode((before + answer).removesuffix("<|call|>"), special=True).tolist()
     path = write_script(tmp_path / "m.gguf", special, start, script, CONTEXT)
@@ -223,9 +224,9 @@ def test_calls_with_headers(
         assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
 
 
-def test_replayed_call_keeps_the_models_text(tmp_path: Path) -> None:
+def test_replayed_call_keeps_the_models_text() -> None:
     """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
-    model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
+    model = opened(HARMONY)
     first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
     later = with_result(None)
     second = model.chat_prompt(later, tools=TOOLS).first(None)
@@ -235,10 +236,10 @@ def test_replayed_call_keeps_the_models_text(tmp_path: Path) -> None:
     assert second[: first.size + answer.size].tolist() == [*first.tolist(), *answer.tolist()]
 
 
-def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
+def test_conversations_take_and_save_results(speaks: Speak, tmp_path: Path) -> None:
     """Answers go on with results; calls are saved and loaded, and a turn is taken back with its calls."""
     later = with_result("One moment.")
-    first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
+    first, second = size(MESSAGES), size(later)
     with speaks((first, f"One moment.\n{CALL}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
         talk = Conversation(session, tools=TOOLS)
         with pytest.raises(InputError, match="0 calls wait for results, and 1 were given"):
@@ -270,7 +271,7 @@ def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
 
 def test_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
     later = with_result("One moment.")
-    model = opened(tmp_path)
+    model = opened()
     first, second = (model.chat_prompt(each, tools=TOOLS).first(None).size for each in (MESSAGES, later))
     script = model.tokenizer.encode(f"One moment.\n{CALL}<|im_end|>", special=True).tolist()
     script += [0] * (second - first - len(script)) + model.tokenizer.encode("No rain.<|im_end|>", special=True).tolist()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import open_golden
-from serving import MODEL, chat, hub_of, served
+from serving import MODEL, chat, served
 from starlette.testclient import TestClient
 
 from edge.run.starting.loading import load
@@ -85,11 +85,6 @@ def test_embeddings_match_session(client: TestClient) -> None:
         {"input": [1 << 20]},
     ):  # fmt: skip
         assert client.post("/v1/embeddings", json=body).status_code == 400
-
-
-def test_requests_leave_the_worker_idle(client: TestClient) -> None:
-    chat(client)  # this test may be the first, or alone
-    assert hub_of(client).pool.workers[MODEL].idle
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

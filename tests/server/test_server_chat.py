@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from starlette.testclient import TestClient
 from edge.run.report import TokenLogprob
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
-from edge.server.events import Likely, Piece
+from edge.server.events import Ended, Likely, Piece
 from edge.server.protocols.bodies import CompletionBody
 from edge.server.protocols.chat import Writer as ChatWriter
 from edge.server.protocols.completions import Writer as CompletionWriter
@@ -110,17 +111,6 @@ def test_answers_end_before_stop_text(client: TestClient) -> None:
     found = chat(client, max_tokens=20, stop=[stop])
     assert text_of(found) == whole[: whole.index(stop)]
     assert found["choices"][0]["finish_reason"] == "stop"
-
-
-def test_answers_match_schema(client: TestClient) -> None:
-    sky = {"sky": {"enum": ["blue", "grey"]}}
-    schema = {"type": "object", "properties": sky, "required": ["sky"], "additionalProperties": False}
-    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}}
-    found = chat(client, response_format=form, max_tokens=60, ignore_eos=False)
-    assert json.loads(text_of(found))["sky"] in ("blue", "grey")
-    assert found["choices"][0]["finish_reason"] == "stop"
-    cut = chat(client, response_format=form, max_tokens=3, ignore_eos=False)
-    assert cut["choices"][0]["finish_reason"] == "length"
 
 
 def test_tools_are_called_in_forms_of_protocol(client: TestClient) -> None:
@@ -323,17 +313,26 @@ def test_vote_sends_what_most_answers_say(client: TestClient) -> None:
     [choice] = found["choices"]
     most = max(texts.count(text) for text in texts)
     assert texts.count(choice["message"]["content"]) == found["usage"]["edge"]["votes"] == most
-    for other in ({"n": 2}, {"stream": True}, {"temperature": 0}):
+    for other in ({"n": 2}, {"stream": True}, {"temperature": 0}, {"edge": {"vote": 1}}, {"edge": {"vote": 17}}):
         response = client.post("/v1/chat/completions", json={"messages": HELLO, "edge": {"vote": 3}, **other})
         assert (response.status_code, error_of(response)["param"]) == (400, "edge.vote")
 
 
 def test_answers_without_words_lose() -> None:
-    """In a vote, and among those of which the likeliest are sent."""
+    """They win neither a vote nor a choice of the likeliest."""
     tokenizer = open_golden(MODEL).model.tokenizer
     voted = ChatWriter("model", tokenizer, votes=True)
     found = voted.whole([Piece(number, text) for number, text in enumerate(("...", "", "Yes.", " "))])
     assert (text_of(found), found["usage"]["edge"]["votes"]) == ("Yes.", 1)
+    with load(open_golden(MODEL).model, max_kv_size=64, backend="reference") as session:
+        session.generate("a", raw=True, max_tokens=1)
+        long = session.report
+    assert long is not None
+    ends = [replace(long, stop_reason=reason) for reason in ("eos", "length")]
+    voted = ChatWriter("model", tokenizer, votes=True)
+    found = voted.whole([Piece(0, "Yes."), Ended(0, ends[0]), Piece(1, "No."), Ended(1, ends[1])])
+    assert (text_of(found), found["choices"][0]["finish_reason"]) == ("Yes.", "stop")
+    assert found["usage"]["edge"]["stop_reason"] == "eos"  # of the answer that is sent
     best = CompletionWriter("model", CompletionBody(prompt="x", best_of=2), tokenizer)
     said = [Piece(0, ""), Likely(1, TokenLogprob(65, -2.0, ())), Piece(1, "A")]
     assert [each["text"] for each in best.whole([*said])["choices"]] == ["A"]

@@ -105,7 +105,7 @@ def test_connections_that_are_answered_keep_their_place() -> None:
 
 
 @pytest.mark.parametrize("begun", ["G", HEAD])
-def test_slow_clients_are_left(begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_of_slow_clients_are_closed(begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that come one at a time do not keep a connection."""
     monkeypatch.setattr(connections, "SENT_S", 0.3)
     with listening() as port, connect(port, begun) as connection:
@@ -127,7 +127,7 @@ def test_slow_clients_are_left(begun: str, monkeypatch: pytest.MonkeyPatch) -> N
      HEAD.format("GET /" + "x" * 99999), HEAD.format("GET /") + "Transfer-Encoding: gzip\r\n\r\n",
      HEAD.format("POST /health") + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
 )  # fmt: skip
-def test_malformed_requests(text: str) -> None:
+def test_malformed_http_is_refused_in_json(text: str) -> None:
     with listening() as port, connect(port, text) as connection:
         head, body = read(connection).split("\r\n\r\n")
         assert head.startswith("HTTP/1.1 400 Bad Request\r\n")

@@ -55,7 +55,7 @@ class Pictures(BaseHTTPRequestHandler):
             self.end_headers()
         elif what == "drip":
             self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-            for _ in range(100):
+            for _ in range(4000):
                 time.sleep(0.05)
                 self.wfile.write(b"A: b\r\n")
         elif what in ("picture", "large", "short"):
@@ -84,7 +84,7 @@ def local(address: Address) -> bool:
     return str(address) == "127.0.0.1"
 
 
-def fetched(url: str, *, seconds: float = 5.0, most: int = 1 << 20, allowed: Any = local) -> bytes:
+def fetched(url: str, *, seconds: float = 60.0, most: int = 1 << 20, allowed: Any = local) -> bytes:
     part = {"type": "image_url", "image_url": {"url": url}}
     claimed = list[int]()
     Fetcher(most, seconds, allowed).fill([part], claimed.append)
@@ -103,7 +103,7 @@ def test_no_special_address_is_public(data: st.DataObject) -> None:
             assert not is_public(IPv6Address(form(int(found))))
 
 
-def test_public_addresses() -> None:
+def test_public_addresses_may_be_fetched() -> None:
     for each in ("1.1.1.1", "93.184.215.14", "2606:4700::1111"):
         assert is_public(ip_address(each))
 
@@ -146,6 +146,7 @@ def test_redirects_are_judged_anew(url: str) -> None:
     refused = {
         f"{url}/to/http://127.0.0.2/a.png": "not in the public internet",
         f"{url}/to/file:///etc/passwd": "must be a http or https address",
+        "http://[": "must be a http or https address",
         f"{url}/to/" * 5 + f"{url}/picture": "redirects more than 3 times",
     }
     for each, why in refused.items():
@@ -153,22 +154,19 @@ def test_redirects_are_judged_anew(url: str) -> None:
             fetched(each)
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("/nothing", "status 404"), ("/large", "more than 1048576 bytes"), ("/drip", "took too long"),
-        ("/short", "failed|broke off"),
-    ],
-)  # fmt: skip
-def test_bounds(path: str, why: str, url: str) -> None:
+@pytest.mark.parametrize(("path", "why"), [
+    ("/nothing", "status 404"), ("/large", "more than 1048576 bytes"), ("/drip", "took too long"),
+    ("/short", "failed|broke off"),
+])  # fmt: skip
+def test_slow_large_and_broken_pictures_are_refused(path: str, why: str, url: str) -> None:
     started = time.monotonic()
     with pytest.raises(RefusedError, match=why):
-        fetched(url + path, seconds=0.5)
-    assert time.monotonic() - started < 3
+        fetched(url + path, seconds=0.5 if path == "/drip" else 60)
+    assert time.monotonic() - started < 100  # the drip goes on for 200 s
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_answer_ends(data: bytes, proper: bool) -> None:
+def test_any_answer_is_the_picture_or_refused(data: bytes, proper: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -179,24 +177,14 @@ def test_any_answer_ends(data: bytes, proper: bool) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            found: bytes | None = fetched(f"http://127.0.0.1:{server.getsockname()[1]}/", seconds=2.0)
+            found: bytes | None = fetched(f"http://127.0.0.1:{server.getsockname()[1]}/")
         except RefusedError:
             found = None
         thread.join()
     assert found == data if proper else True
 
 
-@given(st.text(max_size=40))
-def test_any_address_is_refused_or_fetched(text: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
-        with pytest.raises(RefusedError) as refused:
-            fetched(f"http://{text}")
-    assert refused.value.status == 400
-    assert "\n" not in refused.value.message
-
-
-def test_pictures_of_requests(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_pictures_cost_the_tokens_of_sent_ones(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "Fetcher", partial(Fetcher, allowed=local))
     options = {"mmproj": GOLDEN / "eyes" / "mmproj.gguf", "kv_dtype": "f32"}
     data = base64.b64encode(png()).decode()

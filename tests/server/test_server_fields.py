@@ -107,7 +107,7 @@ def test_harmless_fields_are_silent_and_others_named(client: TestClient, path: s
     assert (response.status_code, response.headers[HEADER]) == (200, "later")
 
 
-def test_fields_within_fields(client: TestClient) -> None:
+def test_invalid_inner_fields_are_named(client: TestClient) -> None:
     for path, more, words in [
         ("/v1/chat/completions", {"edge": {"joules": 3}}, "edge.joules is unknown: choose from energy, time"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not supported"),
@@ -118,10 +118,32 @@ def test_fields_within_fields(client: TestClient) -> None:
         ("/v1/chat/completions", {"grammar": "root ::= nothing"}, "the grammar cannot be used"),
         ("/v1/completions", {"guided_choice": []}, "choices must be a list of texts"),
         ("/v1/messages", {"output_config": {"format": {"type": "xml"}}}, "output_config.format must have the type"),
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens must be at least 1"),
+        ("/v1/chat/completions", {"response_format": True}, "response_format must be an object, not true"),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt[1] must be text, not 5"),
+        ("/v1/completions", {"prompt": None}, "prompt must be text or a list, not null"),
+        ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict must be a whole number, not 'x'"),
+        ("/api/chat", {"options": {"num_predict": True}}, "options.num_predict must be a whole number, not true"),
+        ("/api/chat", {"messages": [{"role": 5, "content": "x"}]}, "messages[0].role must be text, not 5"),
+        ("/api/chat", {"messages": [{**HELLO[0], "images": "x"}]}, "[0].images must be a list of pictures in base64"),
+        ("/api/chat", {"messages": [{**HELLO[0], "tool_calls": [3]}]}, "[0].tool_calls[0] must be an object with a"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": [2]}]}]}, "messages[0].content[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content is missing"),
+        ("/v1/chat/completions", {"messages": [*HELLO, {"role": "user", "content": []}]}, "[1].content is missing"),
+        ("/v1/responses", {"input": [{"role": "user", "content": None}]}, "input[0].content is missing"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": None}]}, "content must be text or a list, not null"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": []}]}, "messages[0].content is missing"),
+        ("/api/chat", {"messages": [{"role": "user", "content": None}]}, "messages[0].content is missing"),
+        ("/v1/messages", {"max_tokens": 0}, "max_tokens"), ("/v1/messages", {"temperature": 3}, "temperature"),
+        ("/v1/messages", {"top_k": -5}, "top_k"), ("/v1/messages", {"messages": []}, "messages"),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking"),
     ]:  # fmt: skip
         response = client.post(path, json={**BODIES[path][1], **more})
         assert response.status_code == 400, (path, more)
         assert words in response.text
+    response = client.post("/rerank", content=b"null", headers={"Content-Type": "application/json"})
+    assert "the request must be a JSON object, not null" in response.text
+    assert client.post("/rerank", json={"query": "a", "texts": ["a"]}).json()[0].keys() == {"index", "score"}
     response = client.post("/api/chat", json={**BODIES["/api/chat"][1], "options": {"num_ctx": 4096, "later": 1}})
     assert (response.status_code, response.headers[HEADER]) == (200, "options.later")
 
@@ -173,7 +195,7 @@ def test_tools_that_are_no_functions_are_named(client: TestClient) -> None:
     assert "tool_choice must be" in response.text
 
 
-def test_functions_within_namespaces(client: TestClient) -> None:
+def test_functions_of_namespaces_are_called_with_their_namespace(client: TestClient) -> None:
     """The model sees them by their names; calls say where they belong, also when they come back."""
     weather = {"type": "function", "name": "weather", "parameters": PLACE}
     space = {

@@ -118,7 +118,7 @@ def client() -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("path", WHOLE)
-def test_valid_bodies(client: TestClient, path: str) -> None:
+def test_valid_bodies_are_answered(client: TestClient, path: str) -> None:
     response = send(client, path, WHOLE[path])
     assert response.status_code == 200, response.text
 

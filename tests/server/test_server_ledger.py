@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import open_golden
-from serving import HELLO, MODEL, PLAIN, chat, error_of, hub_of, served
+from serving import HELLO, MODEL, PLAIN, error_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.devices.power import find_meter
-from edge.grammar.matcher import Matcher
 from edge.run.budgets.shares import EnergyLedger
 from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow
-from edge.server.hub import _in_turns
 from edge.server.ledger import Claim, Ledger
 from edge.server.models.worker import Job, Turns, Worker
 
@@ -97,35 +92,6 @@ def test_claims_last_as_long_as_stream() -> None:
         assert claims.total() == 0
 
 
-@pytest.mark.parametrize("options", [{"backend": "reference"}, {"backend": "cpu", "sequences": 3}])
-def test_matchers_end_with_their_answer(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the garbage collector."""
-    if "sequences" in options:
-        pytest.importorskip("tvm")
-    made = list[weakref.ref[Matcher]]()
-    begin = Matcher.__init__
-
-    def watched(self: Matcher, *given: Any) -> None:
-        made.append(weakref.ref(self))
-        begin(self, *given)
-
-    monkeypatch.setattr(Matcher, "__init__", watched)
-    with served(options=options) as client:
-        gc.collect()
-        gc.disable()
-        try:
-            for text in ("[a-c]{3}", "[d-f]{30}"):
-                chat(client, **form({"type": "string", "pattern": text}))
-            body = {"messages": HELLO, "tools": [tool(1)], "tool_choice": "required", "max_tokens": 4}
-            assert client.post(CHATS, json=body).status_code == 200
-            wrong = {"messages": HELLO, **form({"type": "string", "pattern": "["})}
-            assert client.post(CHATS, json=wrong).status_code == 400
-            assert len(made) == 4
-            assert [each() for each in made[:3]] == [None] * 3
-        finally:
-            gc.enable()
-
-
 def test_abandoned_work_returns_its_claim() -> None:
     """Embeddings and scores whose client goes away meanwhile."""
     ledger, energy, done = Ledger(None), EnergyLedger(find_meter()), threading.Event()
@@ -145,18 +111,3 @@ def test_abandoned_work_returns_its_claim() -> None:
     assert done.wait(120)
     worker.close()
     assert ledger.claims.total() == 0
-
-
-def test_abandoned_requests_stop_tokenizing() -> None:
-    worked = []
-    job: Any = SimpleNamespace(cancelled=False)
-    session: Any = SimpleNamespace(reset=lambda: None, spec=SimpleNamespace(encoder=False))
-
-    def work(numbered: Any, session: Any, job: Any) -> None:
-        worked.append(len(numbered))
-        job.cancelled = True
-
-    turn = _in_turns(work, list(enumerate(Request("x") for _ in range(40))))
-    while turn(session, job):
-        pass
-    assert worked == [8]

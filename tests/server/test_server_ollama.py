@@ -15,7 +15,7 @@ ENCODER = "encoders/bert"
 ANSWERED = {"/api/generate": "response", "/api/chat": "message"}
 
 
-def test_list_and_digests(tmp_path: Path) -> None:
+def test_models_are_listed_with_digests_and_capabilities(tmp_path: Path) -> None:
     write_script(tmp_path / "thinker.gguf", SPECIALS["qwen"], 8, [2])
     with served(MODEL, OTHER, str(tmp_path / "thinker"), ENCODER) as client:
         listed = client.get("/api/tags").json()["models"]
@@ -27,9 +27,8 @@ def test_list_and_digests(tmp_path: Path) -> None:
     assert capabilities == [["completion", "tools"]] * 2 + [["completion", "tools", "thinking"], ["embedding"]]
 
 
-@pytest.mark.parametrize("path", ANSWERED)
-@pytest.mark.parametrize("stream", [None, False])
-def test_load_and_unload(path: str, stream: bool | None) -> None:
+@pytest.mark.parametrize(("path", "stream"), [("/api/generate", None), ("/api/chat", False)])
+def test_empty_requests_load_and_unload_a_model(path: str, stream: bool | None) -> None:
     def ask(**fields: Any) -> dict[str, Any]:
         empty = {"messages": []} if path == "/api/chat" else {}
         response = client.post(path, json={"model": MODEL, "stream": stream, **empty, **fields})
@@ -53,7 +52,7 @@ def test_load_and_unload(path: str, stream: bool | None) -> None:
             assert ask(keep_alive="5m")["done_reason"] == "load"
 
 
-def test_embeddings() -> None:
+def test_embeddings_of_ollama_are_those_of_openai() -> None:
     with served(options={"kv_policy": "full"}) as client:
         for path in ("/v1/embeddings", "/api/embed"):
             assert client.post(path, json={"input": "sea", "dimensions": 7000}).status_code == 400
@@ -85,7 +84,7 @@ def test_embedding_evicts_rows_only_where_allowed(evict: bool) -> None:
     ("POST", "/api/pull", "not found"), ("POST", "/api/show", "not found"),
     ("POST", "/api/blobs/sha256:12", "there is no"), ("GET", "/api/chat", "does not work"),
 ])  # fmt: skip
-def test_errors_are_sentences(method: str, path: str, words: str) -> None:
+def test_errors_of_ollama_are_sentences(method: str, path: str, words: str) -> None:
     with served() as client:
         response = client.request(method, path, json={"model": "none"})
         assert 400 <= response.status_code < 500

@@ -25,7 +25,7 @@ def template(tmp_path: Path) -> Path:
     return path
 
 
-def test_chat_template(template: Path) -> None:
+def test_chat_template_of_the_owner_writes_prompts(template: Path) -> None:
     written = f"<user>{HELLO[0]['content']}<assistant></think>"
     with load(GOLDEN / f"{MODEL}.gguf", chat_template=template, backend="reference") as session:
         wanted = session.model.tokenizer.encode(written)
@@ -39,7 +39,7 @@ def test_chat_template(template: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"\xff\xfe", "is not UTF-8")])
-def test_templates_that_are_none(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_invalid_templates_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match=f"--chat-template .*{words}"):
@@ -57,7 +57,7 @@ def test_one_template_is_for_one_model(template: Path) -> None:
     ("/v1/messages", {"messages": HELLO}),
     ("/api/chat", {"messages": HELLO, "stream": False, "options": {"num_predict": -1}}),
 ])  # fmt: skip
-def test_requests_without_limit(path: str, body: dict[str, Any]) -> None:
+def test_limit_of_the_owner_ends_requests_without_one(path: str, body: dict[str, Any]) -> None:
     def generated(**more: Any) -> int:
         found = client.post(path, json={**body, **more}).json()
         usage = found.get("usage", found)
@@ -70,6 +70,6 @@ def test_requests_without_limit(path: str, body: dict[str, Any]) -> None:
             assert generated(max_tokens=5) == 5
 
 
-def test_limits_that_are_none() -> None:
+def test_limit_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="--max-tokens"):
         Settings.parse(max_tokens=0)

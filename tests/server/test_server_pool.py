@@ -7,24 +7,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from conftest import open_golden
-from serving import HELLO, MODEL, OTHER, PLAIN, chat, error_of, hub_of, served
+from serving import HELLO, MODEL, OTHER, chat, error_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.devices.memory import MemoryLimit, memory_use
-from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
-from edge.run.budgets.shares import EnergyLedger
-from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
-from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.worker import Turns
 from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
@@ -45,13 +38,6 @@ def test_models_are_found_by_their_names(client: TestClient) -> None:
     assert client.get("/v1/models/none").status_code == 404
     for name in (MODEL, f"{MODEL}.gguf", None, ""):
         assert chat(client, model=name)["model"] == (name or MODEL)
-
-
-def test_models_are_loaded_when_they_are_asked_for(client: TestClient) -> None:
-    chat(client, model=MODEL)
-    chat(client, model=OTHER)
-    assert set(hub_of(client).pool.workers) == {MODEL, OTHER}
-    assert all(each["loaded"] for each in client.get("/v1/models").json()["data"])
 
 
 def test_least_recently_used_model_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,21 +122,7 @@ def test_draining_server_takes_no_more_requests(client: TestClient) -> None:
         hub.draining = False
 
 
-def test_model_is_idle_when_client_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served() as client:
-        chat(client)
-        worker, counted = hub_of(client).pool.workers[MODEL], list[object]()
-
-        def count(_: object, result: object) -> None:
-            threading.Event().wait(0.2)  # the client would hear of it meanwhile
-            counted.append(result)
-
-        monkeypatch.setattr(worker, "_told", count)
-        chat(client)
-        assert (len(counted), worker.idle) == (1, True)
-
-
-def test_tokens_and_texts(client: TestClient) -> None:
+def test_texts_become_tokens_and_come_back(client: TestClient) -> None:
     tokens = client.post("/tokenize", json={"content": "Hello<|im_end|>"}).json()["tokens"]
     plain = client.post("/tokenize", json={"content": "Hello<|im_end|>", "parse_special": False}).json()["tokens"]
     assert len(tokens) < len(plain)
@@ -166,7 +138,7 @@ def test_tokens_and_texts(client: TestClient) -> None:
     assert info["chat_template"]
 
 
-def test_properties_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_and_metrics_tell_memory_and_joules(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     chat(client)
     found = client.get("/props").json()
     assert found["default_generation_settings"]["n_ctx"] > 0
@@ -256,34 +228,3 @@ def test_client_that_does_not_read_is_given_up() -> None:
         flow.close()
 
     asyncio.run(read())
-
-
-def test_abandoned_prompt_stops() -> None:
-    found: list[Any] = []
-    with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session, session.batch() as batch:
-        hooks = Hooks(prefill=lambda *_: batch.cancel(ticket), end=found.append)
-        ticket = batch.start(Request(np.arange(64, dtype=np.int32), 5), hooks)
-        while batch.step():
-            pass
-    [report] = found
-    assert report.tokens.ran == 8
-    assert report.tokens.cut
-
-
-def test_threads_compute_in_order_in_which_they_ask() -> None:
-    meter, order, inside = EnergyLedger(find_meter()), list[int](), threading.Lock()
-    turns, share = Turns(meter), meter.share()
-
-    def work(number: int) -> None:
-        for _ in range(20):
-            with turns.turn(share):
-                assert inside.acquire(blocking=False)
-                order.append(number)
-                inside.release()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert sorted(order) == sorted([0, 1, 2] * 20)

@@ -82,15 +82,3 @@ def test_answers_are_finished_after_sigterm() -> None:
         assert process.wait(PATIENCE) == 143
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health", timeout=PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(["--host", "0.0.0.0"], "--api-key"), (["--port", "70000"], "65535"), (["--adapter", "x"], "--adapter")],
-)
-def test_bad_settings_raise_one_line(arguments: list[str], words: str) -> None:
-    command = [sys.executable, "-m", "edge", "serve", str(GOLDEN / f"{MODEL}.gguf"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -94,7 +94,7 @@ LONG = {"type": "object", "properties": {"text": {"type": "string", "minLength":
 
 
 @pytest.mark.parametrize(("count", "begun"), [(12, False), (90, True)])
-def test_forced_calls_that_are_cut(client: TestClient, count: int, begun: bool) -> None:
+def test_forced_calls_that_are_cut_are_no_text(client: TestClient, count: int, begun: bool) -> None:
     """Their beginning is no text; /v1/responses ends each item that it began."""
     function = {"name": "note", "parameters": LONG}
     for path, body in {
@@ -214,7 +214,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_stream_that_goes_wrong_ends_with_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the protocol's form, behind what came before."""
+    """The error has the protocol's form and follows the text that was sent before."""
     with served() as client:
         chat(client)
         engine = hub_of(client).pool.workers[MODEL].opened.result().engine
@@ -242,7 +242,7 @@ def test_stream_that_goes_wrong_ends_with_error(path: str, monkeypatch: pytest.M
         assert "the model failed on this request" in (error if isinstance(error, str) else error["message"])
 
 
-def test_description_has_every_endpoint(client: TestClient) -> None:
+def test_endpoints_of_the_description_answer(client: TestClient) -> None:
     found = client.get("/openapi.json").json()
     for path, methods in found["paths"].items():
         for method in methods:

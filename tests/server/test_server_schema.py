@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,23 +17,17 @@ if not find_spec("schemathesis"):  # whose import takes seconds, also of workers
 OPERATIONS = [(path, method) for path, methods in describe()["paths"].items() for method in methods]
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served(options={"max_kv_size": 64}) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def schema() -> Any:
+def test_server_follows_its_openapi_schema() -> None:
+    """In one test, since the import takes a worker seconds."""
     import schemathesis
 
-    return schemathesis.openapi.from_dict(describe())
+    schema = schemathesis.openapi.from_dict(describe())
+    with served(options={"max_kv_size": 64}) as client:
+        for path, method in OPERATIONS:
+            check_operation(client, schema[path][method])
 
 
-@pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_server_follows_its_openapi_schema(client: TestClient, schema: Any, path: str, method: str) -> None:
-    operation = schema[path][method]
-
+def check_operation(client: TestClient, operation: Any) -> None:
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import platformdirs
 import pytest
-from test_cli import edge as run_edge
-from test_cli import edge_json
+from test_cli import edge_here as run_edge
+from test_cli import json_here as edge_json
 
 import edge.storage.cache
 import edge.storage.completion
@@ -41,9 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(key: str = KEY, content: bytes = b"0123456789", about: str = "tiny model") -> Path:
     with create("weights", key, ".bin", about) as temporary:
         temporary.write_bytes(content)
-    path = find("weights", key, ".bin")
-    assert path is not None
-    return path
+    return find("weights", key, ".bin")
 
 
 def make_half(exception: type[BaseException]) -> None:
@@ -113,16 +111,10 @@ def test_created_entries_are_found(folder: Path) -> None:
         assert [each.stat().st_mode & 0o777 for each in (folder, folder / "weights")] == [0o700, 0o700]
 
 
-def test_whole_entry_is_found_without_reading_it(request: pytest.FixtureRequest) -> None:
-    path = make()
-    request.getfixturevalue("no_reading")
-    assert find("weights", KEY, ".bin") == path
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 @pytest.mark.parametrize("first", ["history", "entry", "paging"])
 def test_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those above it, too: who may rename a folder may put another in its place."""
+    """Its parents, too: whoever may rename a folder may put another one in its place."""
     root = tmp_path / "new" / "cache"
     monkeypatch.setenv("EDGE_CACHE", str(root))
     monkeypatch.delenv("EDGE_HISTORY", raising=False)
@@ -305,13 +297,9 @@ def test_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     make(THIRD)
     assert {entry.key for entry in entries()} == {KEY, THIRD}
     assert not second.exists()
-
-
-def test_newest_entry_stays_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    make(OTHER)
     monkeypatch.setenv("EDGE_CACHE_LIMIT", "5B")
-    make(KEY)
-    assert [entry.key for entry in entries()] == [KEY]
+    make(OTHER)
+    assert [entry.key for entry in entries()] == [OTHER]  # the newest stays
 
 
 def test_bad_limit_is_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,20 +419,12 @@ print("found" if path else "made")
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
 
 
-def test_lock_of_dead_process_does_not_block(folder: Path) -> None:
-    with start("with lock('weights', sys.argv[1]): os._exit(1)", KEY) as child:
-        child.communicate(timeout=240)
-    with lock("weights", KEY):
-        make()
-    assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 @pytest.mark.parametrize(("failure", "raised"), [
     (OSError(errno.ENOLCK, "no locks"), None),  # a network folder: go on without
     (OSError(errno.EIO, "broken"), CacheError), (KeyboardInterrupt(), KeyboardInterrupt),  # Ctrl-C while waiting
 ])  # fmt: skip
-def test_locks_that_fail(
+def test_failed_locks_raise_or_are_skipped(
     monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException] | None
 ) -> None:
     def fail(*_: object) -> None:

@@ -41,10 +41,9 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-@pytest.mark.parametrize(
-    ("limit", "stopped", "said"),
-    [("_STOPPED_S", True, "is stopped: let it go on"), ("_LONGEST_S", False, "has kept it")],
-)
+@pytest.mark.parametrize(("limit", "stopped", "said"), [
+    ("_STOPPED_S", True, "is stopped: let it go on"), ("_LONGEST_S", False, "has kept it"),
+])  # fmt: skip
 def test_holder_that_keeps_the_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, stopped: bool, said: str
 ) -> None:

@@ -121,7 +121,7 @@ def test_connection_that_stays_cut_keeps_its_part(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("no_range", [False, True])
-def test_rest_of_part_is_asked_for(hub: Hub, no_range: bool) -> None:
+def test_partial_download_asks_for_the_rest(hub: Hub, no_range: bool) -> None:
     hub.faults.no_range = no_range
     part().parent.mkdir(parents=True)
     part().write_bytes(DATA[:400_000])
@@ -172,7 +172,7 @@ def test_silent_servers_are_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     (Reference("tiny/none"), r"has no repository tiny/none \(did you mean tiny:1b\?\), or it is private and"),
     (Reference(NAME, "v2"), "has no revision 'v2'"),
 ])  # fmt: skip
-def test_missing_models_and_files(hub: Hub, reference: Reference, says: str) -> None:
+def test_missing_repositories_are_named(hub: Hub, reference: Reference, says: str) -> None:
     with pytest.raises(InputError, match=says):
         look_up(reference, ["tiny:1b"])
 
@@ -260,7 +260,7 @@ def test_invalid_proxies_are_refused(hub: Hub, proxy: str, monkeypatch: pytest.M
     ({"lfs": {"oid": "0" * 64, "size": -1}}, "without size or hash"),
     ({"lfs": {"oid": "0" * 64, "size": 1 << 60}}, "without size or hash"),
 ])  # fmt: skip
-def test_listings_are_not_trusted(hub: Hub, listed: dict[str, object], says: str) -> None:
+def test_hostile_listings_are_refused(hub: Hub, listed: dict[str, object], says: str) -> None:
     hub.faults.listed = listed
     with pytest.raises(DownloadError, match=says):
         look_up(Reference(NAME))
@@ -316,7 +316,7 @@ def test_one_process_downloads_and_others_wait(hub: Hub) -> None:
     assert hub.ranges() == [None]
 
 
-def test_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_finds_cached_files_alone(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch()
     hub.asked.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -346,32 +346,22 @@ def test_variables_mean_what_they_mean_to_huggingface_hub(
     assert settings.endpoint() == theirs.ENDPOINT
 
 
-@pytest.mark.parametrize(
-    ("name", "reference"),
-    [
-        ("hf.co/a/b", Reference("a/b")),
-        ("hf.co/a/b:q4_k_m", Reference("a/b", quant="Q4_K_M")),
-        ("https://huggingface.co/a/b-GGUF/tree/main", Reference("a/b-GGUF")),
-        (
-            "https://huggingface.co/a/b/blob/v1/x/y-Q8_0.gguf?download=true",
-            Reference("a/b", "v1", file="x/y-Q8_0.gguf"),
-        ),
-        ("hf://a/b@v1", Reference("a/b", "v1")),
-        ("hf:a/b.c", Reference("a/b.c")),
-        ("HF.CO/a/b", Reference("a/b")),
-    ],
-)
-def test_names(name: str, reference: Reference) -> None:
+@pytest.mark.parametrize(("name", "reference"), [
+    ("hf.co/a/b", Reference("a/b")), ("hf.co/a/b:q4_k_m", Reference("a/b", quant="Q4_K_M")),
+    ("https://huggingface.co/a/b-GGUF/tree/main", Reference("a/b-GGUF")),
+    ("https://huggingface.co/a/b/blob/v1/x/y-Q8_0.gguf?download=true", Reference("a/b", "v1", file="x/y-Q8_0.gguf")),
+    ("hf://a/b@v1", Reference("a/b", "v1")), ("hf:a/b.c", Reference("a/b.c")), ("HF.CO/a/b", Reference("a/b")),
+])  # fmt: skip
+def test_model_names_are_parsed(name: str, reference: Reference) -> None:
     assert parse_reference(name) == reference
     assert parse_reference(str(reference)) == reference
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["hf.co/a", "hf.co/../b", "hf.co/a/..", "hf.co/a--b/c", "hf.co/a/b/../../c", "hf.co/a/%2e%2e/x", "hf.co/a/b@..",
-     "hf.co/a/b:", "hf.co/a /b", "hf.co/a/b/blob/main/../../../etc/passwd", "hf.co/" + "a" * 200 + "/b"],
-)  # fmt: skip
-def test_names_that_no_model_has(name: str) -> None:
+@pytest.mark.parametrize("name", [
+    "hf.co/a", "hf.co/../b", "hf.co/a/..", "hf.co/a--b/c", "hf.co/a/b/../../c", "hf.co/a/%2e%2e/x", "hf.co/a/b@..",
+    "hf.co/a/b:", "hf.co/a /b", "hf.co/a/b/blob/main/../../../etc/passwd", "hf.co/" + "a" * 200 + "/b",
+])  # fmt: skip
+def test_invalid_model_names_are_refused(name: str) -> None:
     with pytest.raises(InputError):
         parse_reference(name)
 

@@ -18,13 +18,13 @@ import gguf
 import numpy as np
 import pytest
 from conftest import GOLDEN
-from fork_server import COMMAND, forking
 from hub_server import Hub, serve, sha256
 from small_models import Small, write_small
+from test_cli import edge_here as run
 
 import edge
+from edge.converters.gguf.plain import write_plain
 from edge.converters.huggingface.reader import convert_folder
-from edge.converters.plain import write_plain
 from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
@@ -33,7 +33,7 @@ from edge.hub import header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, runnable, usual
 from edge.hub.repository import RemoteFile, look_up
-from edge.model.catalog import find_model
+from edge.model.names.catalog import find_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.pulling import offer
@@ -58,11 +58,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = forking(COMMAND, "edge", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
-
-
 @pytest.mark.parametrize(("path", "label"), [
     ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"), ("gemma-3-270m-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
     ("smollm2-135m-instruct-q4_k_m.gguf", "Q4_K_M"), ("model.IQ4_XS.gguf", "IQ4_XS"),
@@ -73,7 +68,7 @@ def test_labels_of_files(path: str, label: str | None) -> None:
     assert label_of(path) == label
 
 
-def test_files_that_are_tried_unasked() -> None:
+def test_default_quants_are_tried_best_first() -> None:
     sizes = {
         "m-F16.gguf": 16, "m-Q8_0.gguf": 8, "m-Q4_K_M.gguf": 5, "m-Q4_0.gguf": 4, "m-Q2_K.gguf": 2, "m-IQ4_XS.gguf": 3,
     }  # fmt: skip
@@ -96,7 +91,7 @@ def test_pull_downloads_best_that_fits(hub: Hub) -> None:
         assert session.spec.layers == 2
 
 
-def test_pull_brings_the_encoder_that_belongs_to_a_model(hub: Hub) -> None:
+def test_pull_brings_matching_encoder(hub: Hub) -> None:
     eyes, other = (GOLDEN / "eyes" / "mmproj.gguf").read_bytes(), write_other(GOLDEN / "eyes" / "mmproj.gguf")
     hub.repositories[NAME] = {
         "see-Q8_0.gguf": golden("eyes/smolvlm"), "mmproj-see-F16.gguf": eyes, "mmproj-other-Q8_0.gguf": other,
@@ -181,7 +176,7 @@ def test_llama_cpp_models_are_judged_by_header(hub: Hub, name: str) -> None:
     (b"", ModelFormatError), (b"GGUF", ModelFormatError), (b"<html>not a model</html>" * 100, ModelFormatError),
     (golden("qwen3")[:2000], ModelFormatError), (golden("qwen3")[:-5], ModelFormatError),
 ])  # fmt: skip
-def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[EdgeError]) -> None:
+def test_non_models_are_not_downloaded(hub: Hub, data: bytes, error: type[EdgeError]) -> None:
     hub.repositories[NAME] = {"m.gguf": data}
     with pytest.raises(error, match=r"^tiny/model-GGUF/m.gguf: "):
         edge.pull(NAME)
@@ -200,7 +195,7 @@ def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[E
     ([], "smollm2-135m", "'smollm2-135m' is no model of the Hub: write"),
     ([], "qwen3:9b", "did you mean qwen3.5:9b or qwen3:8b"),
 ])  # fmt: skip
-def test_what_name_cannot_mean(hub: Hub, files: list[str], name: str, says: str) -> None:
+def test_names_without_file_are_explained(hub: Hub, files: list[str], name: str, says: str) -> None:
     hub.repositories[NAME] = {path: golden("qwen3") for path in files} or {"README.md": b""}
     with pytest.raises((InputError, UnsupportedError), match=says):
         edge.pull(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from test_chat import CHATML
 from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35
 
 from edge.errors import InputError
+from edge.run.report import RunReport
+from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.tools.formats import find_format
 from edge.tools.use import ToolUse
@@ -71,27 +73,37 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     return type(value) is kind and value in schema.get("enum", [value]) and small
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_calls_that_are_forced_are_complete(tmp_path: Path, name: str) -> None:
-    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
-    with load(path, backend="reference", max_kv_size=3000) as session:
-        assert name.startswith(find_format(MODELS[name].template).name)
-        several = name in ("hermes", "lfm2")
-        for seed, choice in enumerate(["required", {"type": "function", "function": {"name": "mix"}}]):
-            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
-            text = session.generate(
-                session.model.chat_prompt(HI, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options),
-                sampling=sampling, max_tokens=1500,
-            )  # fmt: skip
-            calls = session.report.tool_calls
-            assert session.report.stop_reason == "tool_calls"
-            assert calls
-            assert text == ""
-            for call in calls:
-                assert fits(json.loads(call.arguments), SCHEMAS[call.name]), call.arguments
-            if choice != "required":
-                assert [call.name for call in calls] == ["mix"]
+@pytest.fixture(scope="module", params=MODELS)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A random model with the template and the marks of a family."""
+    path = tmp_path_factory.mktemp("family") / f"{request.param}.gguf"
+    write_small(path, Small(context=4096, vocab=280), special=MODELS[request.param])
+    with load(path, backend="reference", max_kv_size=3000) as opened:
+        yield opened
+
+
+def answer(session: Session, seed: int, most: int = 1500, **options: Any) -> RunReport:
+    """The report of an answer at temperature 1."""
+    sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    think = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
+    prompt = session.model.chat_prompt(HI, **{**think, **options})
+    text = "".join(session.stream(prompt, sampling=sampling, max_tokens=most, think=options.get("think")))
+    assert text == session.report.text
+    return session.report  # type: ignore[return-value]
+
+
+def test_calls_that_are_forced_are_complete(session: Session) -> None:
+    name = session.model.path.stem
+    assert name.startswith(find_format(MODELS[name].template).name)
+    several = name in ("hermes", "lfm2")
+    for seed, choice in enumerate(["required", {"type": "function", "function": {"name": "mix"}}]):
+        report = answer(session, seed, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several)
+        assert (report.stop_reason, report.text) == ("tool_calls", "")
+        assert report.tool_calls
+        for call in report.tool_calls:
+            assert fits(json.loads(call.arguments), SCHEMAS[call.name]), call.arguments
+        if choice != "required":
+            assert [call.name for call in report.tool_calls] == ["mix"]
 
 
 FLAG = {"type": "object", "properties": {"flag": {"type": "boolean"}}, "required": ["flag"]}
@@ -107,97 +119,69 @@ ROOTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_schemas_whose_root_is_no_plain_object(tmp_path: Path, name: str) -> None:
+def test_schemas_whose_root_is_no_plain_object(session: Session) -> None:
     """As pydantic writes them, for models that refer to each other or to themselves."""
     jsonschema = pytest.importorskip("jsonschema")
-    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
-    with load(path, backend="reference", max_kv_size=3000) as session:
-        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
-        for seed, (root, schema) in enumerate(ROOTS.items()):
-            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="f", **options)
-            session.generate(prompt, sampling=sampling, max_tokens=1500)
-            (call,) = session.report.tool_calls
-            arguments = json.loads(call.arguments)
-            jsonschema.validate(arguments, schema)
-            assert arguments.keys() <= {"$ref": {"n"}, "recursive": {"v", "next"}}.get(root, {"flag", "n"})
+    for seed, (root, schema) in enumerate(ROOTS.items()):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        (call,) = answer(session, seed, tools=[tool], tool_choice="f").tool_calls
+        arguments = json.loads(call.arguments)
+        jsonschema.validate(arguments, schema)
+        assert arguments.keys() <= {"$ref": {"n"}, "recursive": {"v", "next"}}.get(root, {"flag", "n"})
 
 
 TEXTS = {"text": {"type": "string"}, "list": {"type": "array", "items": {"type": "string"}}, "n": {"type": "number"}}
 NOTE = {"type": "object", "properties": TEXTS, "required": ["text", "list"]}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_forced_call_is_complete_within_its_limit(tmp_path: Path, name: str) -> None:
+def test_forced_call_is_complete_within_its_limit(session: Session) -> None:
     """A text without end is closed when the tokens left are just enough; the stop reason says so."""
-    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
-    with load(path, backend="reference", max_kv_size=3000) as session:
-        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
-        for seed, most in enumerate([120, 150, 230, 300]):
-            tool = {"type": "function", "function": {"name": "note", "parameters": NOTE}}
-            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="required", **options)
-            text = session.generate(prompt, sampling=sampling, max_tokens=most)
-            report = session.report
-            assert (text, report.incomplete) == ("", None)
-            assert report.stop_reason in ("length", "tool_calls")
-            assert report.tokens.generated <= most
-            assert report.tool_calls
-            for call in report.tool_calls:
-                assert {"text", "list"} <= json.loads(call.arguments).keys() <= TEXTS.keys()
+    tool = {"type": "function", "function": {"name": "note", "parameters": NOTE}}
+    for seed, most in enumerate([120, 230]):
+        report = answer(session, seed, most, tools=[tool], tool_choice="required")
+        assert (report.text, report.incomplete) == ("", None)
+        assert report.stop_reason in ("length", "tool_calls")
+        assert report.tokens.generated <= most
+        assert report.tool_calls
+        for call in report.tool_calls:
+            assert {"text", "list"} <= json.loads(call.arguments).keys() <= TEXTS.keys()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
+def test_strict_tools_leave_text_free(session: Session) -> None:
     """Any text may be the answer, and may end anywhere outside a call."""
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
-    with load(path, backend="reference", max_kv_size=3000) as session:
-        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
-        sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
-        prompt = session.model.chat_prompt(HI, tools=strict, **options)
-        text = "".join(session.stream(prompt, sampling=sampling, max_tokens=60))
-        report = session.report
-    assert text or report.tool_calls or report.incomplete
+    report = answer(session, 3, 60, tools=strict)
+    assert report.text or report.tool_calls or report.incomplete
     for call in report.tool_calls:
         assert fits(json.loads(call.arguments), SCHEMAS[call.name])
 
 
+@pytest.mark.parametrize("session", ["harmony"], indirect=True)
 @pytest.mark.parametrize("think", [4, "30"])
-def test_forced_call_behind_thought_with_header(tmp_path: Path, think: Any) -> None:
+def test_forced_call_behind_thought_with_header(session: Session, think: Any) -> None:
     """gpt-oss's thought is free until its budget is used up; the next header names a function."""
-    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS["harmony"])
-    with load(path, backend="reference", max_kv_size=3000) as session:
-        sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
-        prompt = session.model.chat_prompt(HI, tools=TOOLS, tool_choice="mix", think=think)
-        assert session.generate(prompt, sampling=sampling, max_tokens=1500, think=think) == ""
-        report = session.report
-    assert report.stop_reason == "tool_calls"
+    report = answer(session, 5, tools=TOOLS, tool_choice="mix", think=think)
+    assert (report.stop_reason, report.text) == ("tool_calls", "")
     assert [call.name for call in report.tool_calls] == ["mix"]
     assert fits(json.loads(report.tool_calls[0].arguments), MIXED)
 
 
 @pytest.mark.parametrize("choice", ["nobody", {"type": "function"}, 5, {"function": {"name": 5}}])
-def test_choices_that_are_refused(tmp_path: Path, choice: Any) -> None:
-    path = write_small(tmp_path / "m.gguf", Small(), special=MODELS["hermes"])
-    with load(path, backend="reference", max_kv_size=64) as session:
-        with pytest.raises(InputError, match="tool_choice must be auto, none, required, or the name of a tool"):
-            session.generate("Hi", tools=TOOLS, tool_choice=choice)
-        with pytest.raises(InputError, match="beams goes without tools"):
-            session.generate("Hi", tools=TOOLS, beams=2, max_tokens=4)
-        with pytest.raises(InputError, match="there are none"):
-            session.generate(messages=HI, tool_choice="required")
+@pytest.mark.parametrize("session", ["hermes"], indirect=True)
+def test_invalid_tool_choices_are_refused(session: Session, choice: Any) -> None:
+    with pytest.raises(InputError, match="tool_choice must be auto, none, required, or the name of a tool"):
+        session.generate("Hi", tools=TOOLS, tool_choice=choice)
+    with pytest.raises(InputError, match="beams goes without tools"):
+        session.generate("Hi", tools=TOOLS, beams=2, max_tokens=4)
+    with pytest.raises(InputError, match="there are none"):
+        session.generate(messages=HI, tool_choice="required")
 
 
-@pytest.mark.parametrize(
-    ("template", "schema"),
-    [(GEMMA4, {"enum": 5}), (GEMMA4, {"anyOf": 5}), (QWEN35, {"type": "string", "enum": 5}), (QWEN3, {"allOf": 5})],
-)
+@pytest.mark.parametrize(("template", "schema"), [
+    (GEMMA4, {"enum": 5}), (GEMMA4, {"anyOf": 5}), (QWEN35, {"type": "string", "enum": 5}), (QWEN3, {"allOf": 5}),
+])  # fmt: skip
 def test_malformed_schemas_are_named(template: str, schema: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
     form = find_format(template)
-    assert form is not None
     with pytest.raises(InputError, match="malformed"):
         ToolUse(form, tools, required=True).grammar({})

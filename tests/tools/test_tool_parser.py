@@ -72,22 +72,15 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
     ),
     "hermes, text behind": ("hermes", f"{HERMES_CALL}\nDone.\n", "Done.\n", [ROME]),
     "hermes, no tags": ("hermes", HERMES_CALL[12:-13], "", [ROME]),
-    "hermes, list": (
-        "hermes", '<tool_call>[{"name":"time"},{"arguments":{},"name":"time"}]</tool_call>', "",
-        [("time", {}), ("time", {})],
-    ),
-    "hermes, text in JSON": (
-        "hermes", '<tool_call>{"name":"time","arguments":"{\\"zone\\": \\"CET\\"}"}</tool_call>', "", [TIME],
-    ),
-    "hermes, line break in a text": (
-        "hermes", '<tool_call>{"name":"time","arguments":{"zone":"C\nET"}}</tool_call>', "",
-        [("time", {"zone": "C\nET"})],
-    ),
+    "hermes, list": ("hermes", '<tool_call>[{"name":"time"},{"arguments":{},"name":"time"}]</tool_call>', "",
+                     [("time", {}), ("time", {})]),
+    "hermes, text in JSON": ("hermes", '<tool_call>{"name":"time","arguments":"{\\"zone\\": \\"CET\\"}"}</tool_call>',
+                             "", [TIME]),
+    "hermes, line break in a text": ("hermes", '<tool_call>{"name":"time","arguments":{"zone":"C\nET"}}</tool_call>',
+                                     "", [("time", {"zone": "C\nET"})]),
     "hermes, no closing tag": ("hermes", HERMES_CALL[:-13], "", [ROME]),
-    "hermes, nested marks": (
-        "hermes", '<tool_call>{"name":"time","arguments":{"zone":"</tool_call>"}}</tool_call>', "",
-        [("time", {"zone": "</tool_call>"})],
-    ),
+    "hermes, nested marks": ("hermes", '<tool_call>{"name":"time","arguments":{"zone":"</tool_call>"}}</tool_call>',
+                             "", [("time", {"zone": "</tool_call>"})]),
     "qwen-tags": (
         "qwen-tags",
         'I look.\n\n<tool_call>\n<function=write>\n<parameter=path>\na\n"b" <x>\n</parameter>\n<parameter=size>\n12\n'
@@ -96,9 +89,8 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         "I look.",
         [("write", {"path": 'a\n"b" <x>', "size": 12, "deep": {"a": [True]}, "maybe": None}), ("time", {})],
     ),
-    "qwen-tags, no opening": (
-        "qwen-tags", "<function=time>\n<parameter=zone>\nCET\n</parameter>\n</function>", "", [TIME],
-    ),
+    "qwen-tags, no opening": ("qwen-tags", "<function=time>\n<parameter=zone>\nCET\n</parameter>\n</function>", "",
+                              [TIME]),
     "qwen-tags, JSON": ("qwen-tags", HERMES_CALL, "", [ROME]),
     "qwen-tags, no JSON": (
         "qwen-tags",
@@ -120,9 +112,8 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         "Ok.",
         [("write", {"deep": {"a": [True, None, -1500.0], "b c": {}}, "any": [], "path": "{,}"})],
     ),
-    "functiongemma": (
-        "functiongemma", "<start_function_call>call:time{zone:<escape>CET<escape>}<end_function_call>", "", [TIME],
-    ),
+    "functiongemma": ("functiongemma", "<start_function_call>call:time{zone:<escape>CET<escape>}<end_function_call>",
+                      "", [TIME]),
     "lfm2": (
         "lfm2",
         '<|tool_call_start|>[get_weather(city=\'Zürich "ZH"\', days=2), time(zone="CET")]<|tool_call_end|>Checking.',
@@ -146,14 +137,12 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         [("time", {}), ("time", {})],
     ),
     "llama3, python": ("llama3", "[time(zone='CET')]", "", [TIME]),
-    "mistral": (
-        "mistral", '[TOOL_CALLS]time[ARGS]{"zone": "CET"}[TOOL_CALLS]time[CALL_ID]x[ARGS]{}', "", [TIME, ("time", {})],
-    ),
+    "mistral": ("mistral", '[TOOL_CALLS]time[ARGS]{"zone": "CET"}[TOOL_CALLS]time[CALL_ID]x[ARGS]{}', "",
+                [TIME, ("time", {})]),
     "harmony": ("harmony", ' to=functions.time<|channel|>commentary json<|message|>{"zone": "CET"}', "", [TIME]),
     "harmony, constrained": ("harmony", ' to=functions.time <|constrain|>json<|message|>{"zone":"CET"}', "", [TIME]),
-    "mistral-list": (
-        "mistral-list", '[TOOL_CALLS] [{"name": "time", "arguments": {}, "id": "abcdefghi"}]', "", [("time", {})],
-    ),
+    "mistral-list": ("mistral-list", '[TOOL_CALLS] [{"name": "time", "arguments": {}, "id": "abcdefghi"}]', "",
+                     [("time", {})]),
 }  # fmt: skip
 
 
@@ -166,7 +155,7 @@ def test_calls_are_found(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @given(data=st.data())
 @settings(max_examples=examples(15), deadline=None)
-def test_the_pieces_do_not_matter(case: str, data: st.DataObject) -> None:
+def test_pieces_change_no_events(case: str, data: st.DataObject) -> None:
     form, text, _, _ = CASES[case]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -222,7 +211,7 @@ LOOKALIKES = [
 
 @pytest.mark.parametrize("text", LOOKALIKES)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_what_merely_looks_alike_is_text(form: ToolFormat, text: str) -> None:
+def test_lookalikes_stay_text(form: ToolFormat, text: str) -> None:
     assert read(parsed(form, [*text])) == (text, [], False)
 
 

@@ -27,7 +27,6 @@ class Script:
     key: str = ""
     models: tuple[str, ...] = ("tiny", "other")
     seeing: tuple[str, ...] = ()  # models that take pictures
-    unchatting: tuple[str, ...] = ()  # models without a chat template, which come first
     hearing: tuple[str, ...] = ()  # models that only hear
     heard: list[str | dict[str, Any]] = field(default_factory=list)  # transcripts, or a status and a message
     forms: list[bytes] = field(default_factory=list)  # bodies of transcriptions that came
@@ -66,7 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
             found: dict[str, Any] = {
                 "/v1/models": {
                     "data": [
-                        *({"id": name, "chat_template": False} for name in self.script.unchatting),
                         *(
                             {"id": name, "chat_template": False, "architecture": {"input_modalities": ["audio"]}}
                             for name in self.script.hearing

@@ -9,18 +9,17 @@ import shutil
 import subprocess
 import time
 from dataclasses import replace
-from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from bundles import model_of
 from conftest import GOLDEN, NEEDS_WASM, chromium
-from test_cli import edge, edge_json
+from test_cli import edge
 from web_site import NAME, PIECE, ROWS, served, site_of
 
 from edge import load
-from edge.apps.bundle import MANIFEST, MODEL, export, prepare
+from edge.apps.bundle import MODEL, export, prepare
+from edge.apps.manifest import MANIFEST
 from edge.apps.module import PAGE, initial_pages
 from edge.apps.planning import plan_bundle
 from edge.backends.tvm.targets import choose_target
@@ -52,15 +51,6 @@ def test_every_file_is_in_the_manifest(site: Path) -> None:
     assert manifest["device"] == {"name": "web", "machine": "wasm32", "system": "web"}
 
 
-def test_pieces_are_those_of_the_model(site: Path) -> None:
-    web = json.loads((site / MANIFEST).read_text())["web"]
-    data = (site / web["model"]).read_bytes()
-    assert (web["bytes"], web["piece"]) == (len(data), PIECE)
-    pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
-    assert web["pieces"] == [hashlib.sha256(piece).hexdigest() for piece in pieces]
-    assert len(pieces) > 2
-
-
 def test_memory_is_that_of_the_plan(site: Path) -> None:
     manifest = json.loads((site / MANIFEST).read_text())
     web, plan = manifest["web"], manifest["plan"]
@@ -71,7 +61,7 @@ def test_memory_is_that_of_the_plan(site: Path) -> None:
 
 
 def test_modules_are_webassembly_in_the_order_of_speed(site: Path) -> None:
-    """And import nothing but what web.h says."""
+    """Modules import nothing but what web.h says."""
     manifest = json.loads((site / MANIFEST).read_text())
     assert list(manifest["web"]["modules"]) == manifest["isas"] == ["relaxed", "relaxed16", "simd"]
     if shutil.which("node") is None:
@@ -96,7 +86,7 @@ def test_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.exhaustive
 def test_readme_page_answers(site: Path, tmp_path: Path) -> None:
-    """As the session does."""
+    """The page's answer is that of the session."""
     folder = tmp_path / "site"
     shutil.copytree(site, folder)
     (code,) = re.findall(r"^```js\n(.*?)^```$", (site / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -114,27 +104,6 @@ def test_readme_page_answers(site: Path, tmp_path: Path) -> None:
     with load(GGUF, max_kv_size=ROWS, backend="cpu") as session:
         expected = session.generate("Why is the sky blue?", max_tokens=12, sampling=SamplingParams(temperature=0))
     assert said == expected
-
-
-def test_site_is_served_whole(site: Path) -> None:
-    manifest = json.loads((site / MANIFEST).read_text())
-    with served(site) as (address, _):
-        connection = HTTPConnection(urlsplit(address).netloc, timeout=120)
-        for name, each in manifest["files"].items():
-            connection.request("GET", f"/{name}")
-            assert hashlib.sha256(connection.getresponse().read()).hexdigest() == each["sha256"], name
-        connection.close()
-
-
-def test_changed_site_is_replaced_by_force_alone(site: Path, tmp_path: Path) -> None:
-    """And not if it holds files of others."""
-    folder = tmp_path / "site"
-    shutil.copytree(site, folder)
-    with pytest.raises(InputError, match="--force"):
-        export(GGUF, folder, device="web", max_kv_size=ROWS)
-    (folder / "edge" / "mine.js").touch()
-    with pytest.raises(InputError, match=r"holds files of others \(edge/mine.js\)"):
-        export(GGUF, folder, device="web", max_kv_size=ROWS, force=True)
 
 
 def test_instruction_sets_are_those_of_pages(tmp_path: Path) -> None:
@@ -159,7 +128,7 @@ def test_memory_is_512_mib_unless_it_is_stated() -> None:
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 30, MOST])
-def test_model_that_no_page_has_room_for(memory: int | None) -> None:
+def test_model_too_large_for_a_page_is_refused(memory: int | None) -> None:
     """Nobody is sent after a --memory that is refused then."""
     spec = replace(model_of(NAME).spec, vocab=1 << 28)
     with pytest.raises(
@@ -175,13 +144,3 @@ def test_edge_plan_foretells_the_plan_of_a_site(options: dict[str, object]) -> N
     plan = forecast("smollm2-135m", chosen, device="web").plan
     assert replace(plan, bytes=expected.bytes, predicted_peak=0) == replace(expected, predicted_peak=0)
     assert expected.bytes.total <= plan.bytes.total < 1.02 * expected.bytes.total
-
-
-def test_edge_plan_shows_a_module() -> None:
-    shown = edge("plan", str(GGUF), "--device", "web")
-    assert shown.stdout.startswith("planned for web with 512 MiB, by its profile")
-    assert shown.stdout.splitlines()[4].startswith("| module ")
-    assert "interpreter" not in shown.stdout
-    assert edge_json("plan", str(GGUF), "--device", "web", "--json")["limit"] == 512 << 20
-    refused = edge("plan", str(GGUF), "--device", "web", "--backend", "llamacpp")
-    assert (refused.returncode, "--backend llamacpp" in refused.stderr) == (2, True)

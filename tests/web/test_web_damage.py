@@ -13,7 +13,8 @@ from conftest import NEEDS_WASM, exhaustive
 from test_web_page import READY
 from web_site import served, site_of
 
-from edge.apps.bundle import MANIFEST, MODEL
+from edge.apps.bundle import MODEL
+from edge.apps.manifest import MANIFEST
 
 pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
@@ -65,14 +66,11 @@ def test_all_that_a_visit_needs_is_tried(site: Path) -> None:
     assert sorted(needed(site)) == sorted(names())
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if number == (len(KINDS) + 1) * place else pytest.mark.exhaustive)
-        for number, name in enumerate(names())
-        for place, kind in enumerate(KINDS)
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    pytest.param(name, kind, marks=[] if number == (len(KINDS) + 1) * place else pytest.mark.exhaustive)
+    for number, name in enumerate(names())
+    for place, kind in enumerate(KINDS)
+])  # fmt: skip
 def test_damaged_file_is_named(page: Page, site: Path, name: str, kind: str) -> None:
     with served(site) as (url, _):
         damage(site, name, kind)
@@ -92,30 +90,20 @@ def test_damaged_file_is_named(page: Page, site: Path, name: str, kind: str) -> 
             assert page.value("navigator.serviceWorker.getRegistrations().then((found) => found.length)") == 0
 
 
-def test_one_module_at_least_is_this_browsers(page: Page, site: Path) -> None:
-    for isa in ("relaxed", "relaxed16", "simd"):
-        damage(site, f"edge/edge-{isa}.wasm", "flipped")
+@pytest.mark.parametrize(("names", "kind", "words"), [
+    ([f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd")], "flipped", "wasm is damaged: upload"),
+    ([MODEL], "truncated", MODEL), exhaustive([MODEL], "swapped", MODEL),
+    *(([START], kind, "The page did not start") for kind in ("truncated", "empty", "absent")),
+])  # fmt: skip
+def test_page_that_cannot_start_says_so(page: Page, site: Path, names: list[str], kind: str, words: str) -> None:
+    """No module is left that this browser runs; the model has another length or is another site's; no first script."""
+    for name in names:
+        damage(site, name, kind)
     with served(site) as (url, _):
         page.visit(url)
-        until(page, "document.getElementById('status').className === 'bad'")
-        assert "wasm is damaged: upload the site again" in page.value(STATUS)
-
-
-@pytest.mark.parametrize("kind", ["truncated", exhaustive("swapped")])
-def test_model_of_another_length_or_site(page: Page, site: Path, kind: str) -> None:
-    damage(site, MODEL, kind)
-    with served(site) as (url, _):
-        page.visit(url)
-        until(page, "document.getElementById('status')?.className === 'bad'")
-        assert MODEL in page.value(STATUS)
-
-
-@pytest.mark.parametrize("kind", ["truncated", "empty", "absent"])
-def test_without_its_first_script_a_page_says_so(page: Page, site: Path, kind: str) -> None:
-    with served(site) as (url, _):
-        damage(site, START, kind)
-        page.visit(url)
-        assert "The page did not start" in page.value(STATUS)
+        if names != [START]:
+            until(page, "document.getElementById('status')?.className === 'bad'")
+        assert words in page.value(STATUS)
 
 
 @pytest.mark.parametrize("place", ['id="about"', "<script"])
@@ -127,11 +115,3 @@ def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: 
     with served(site) as (url, _):
         page.visit(url)
         assert "upload the site again" in page.value(STATUS)
-
-
-def test_visit_requests_needed_files_only(page: Page, site: Path) -> None:
-    for name in ("README.md", "_headers", "edge/index.d.ts", "edge/package.json", "chat/icon.svg", "site.webmanifest"):
-        damage(site, name, "truncated")
-    with served(site) as (url, _):
-        page.visit(url)
-        until(page, READY)

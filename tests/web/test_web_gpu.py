@@ -4,22 +4,29 @@ as edge's own engines, with evictions, and the module goes on where a device is 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import os
 import re
-import time
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import WEBGPU, Page
 from bundles import model_of
 from conftest import NEEDS_WASM, chromium, on_gpu
-from test_web_package import at, run
+from lora_files import write_adapter
+from quick_code import QUICK
+from test_web_package import at, run, visit
 from web_site import NAME, ROWS, served, site_of
 
 import edge
 from edge.apps.bundle import prepare
 from edge.apps.gpu_programs import buffer_bytes
+from edge.apps.sections.adapter_file import ADAPTER, export_adapter
 from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
 from edge.options import Options
@@ -74,8 +81,6 @@ BUFFERS = """
   });
 """
 
-TOKENS = 20_000  # of a long answer
-
 HARDWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter', { value: false });"
 
 
@@ -103,29 +108,27 @@ def buffers_of(name: str) -> int:
 
 
 def test_answers_are_those_of_the_module(page: Page) -> None:
-    """Through several evictions, in a second turn, and after a state is loaded. No buffer is made for them."""
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const change = {COUNTED!r}; {WATCHED} {BUFFERS}
-          const answers = [], reports = [], held = [];
-          for (const engine of ['gpu', 'cpu']) {{
-            const session = await Edge.open('./', {{ engine }});
-            held.push(await buffers());
-            const first = {ask(150)};
-            reports.push(session.report);
-            const state = await session.save();
-            const next = {ask(20, "def")};
-            await session.rewind();
-            await session.load(state);
-            const drawn = {{ temperature: 1, topK: 8, seed: 3, maxTokens: 10, ignoreEos: true }};
-            answers.push([first, next, {ask(20, "def")}, await session.ask('ghi', drawn)]);
-            held.push(await buffers());
-            await session.close();
-            made.pop();
-          }}
-          return {{ answers, reports, held }};
-        """)  # fmt: skip
+    """Answers cross evictions, have a second turn and follow a loaded state, and make no new buffer."""
+    found = visit(page, site_of(NAME, "simd", gpu=True), f"""
+      const change = {COUNTED!r}; {WATCHED} {BUFFERS}
+      const answers = [], reports = [], held = [];
+      for (const engine of ['gpu', 'cpu']) {{
+        const session = await Edge.open('./', {{ engine }});
+        held.push(await buffers());
+        const first = {ask(150)};
+        reports.push(session.report);
+        const state = await session.save();
+        const next = {ask(20, "def")};
+        await session.rewind();
+        await session.load(state);
+        const drawn = {{ temperature: 1, topK: 8, seed: 3, maxTokens: 10, ignoreEos: true }};
+        answers.push([first, next, {ask(20, "def")}, await session.ask('ghi', drawn)]);
+        held.push(await buffers());
+        await session.close();
+        made.pop();
+      }}
+      return {{ answers, reports, held }};
+    """)  # fmt: skip
     ours, modules = found["answers"]
     assert ours == modules
     assert ours[0] == expected(NAME, 150)
@@ -139,73 +142,141 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
     assert 0.9 * buffers_of(NAME) < before[1] <= buffers_of(NAME)
 
 
-@pytest.mark.exhaustive
-def test_memory_is_flat_over_twenty_thousand_tokens(page: Page) -> None:
-    """Of JavaScript's heaps, the module and the GPU's buffers, with an eviction every few tokens. The answer is the
-    module's."""
-    found = []
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        for engine in ("gpu", "cpu"):
-            at(page, url)
-            run(page, f"""
-              const change = {COUNTED!r}; {WATCHED} {BUFFERS}
-              const session = await Edge.open('./', {{ engine: {engine!r} }});
-              globalThis.answer = '';
-              globalThis.look = async () => {{
-                answer.charCodeAt(0); // makes one string of its pieces
-                return {{ buffers: await buffers(), ...session.report }};
-              }};
-              (async () => {{
-                const greedy = {{ temperature: 0, maxTokens: {TOKENS}, ignoreEos: true }};
-                for await (const piece of session.stream('abc', greedy)) answer += piece;
-              }})().catch((error) => {{ globalThis.failed = String(error); }});
-            """)  # fmt: skip
-            found.append(watch_answer(page))
-    (answer, *samples), (same, *others) = found
-    assert answer == same
-    for engine, all_of_them in (("gpu", samples), ("cpu", others)):
-        first, last = all_of_them
-        assert (first["engine"], last["engine"]) == (engine, engine)
-        assert last["evicted"] > 0.9 * TOKENS
-        assert last["memory"] == first["memory"]
-        assert last["buffers"] == first["buffers"]
-        assert last["heap"] - first["heap"] < 256 << 10  # 14 bytes of a token
-
-
-def watch_answer(page: Page) -> tuple[Any, ...]:
-    """It, and what a page's `look` says when a tenth of it has been given, and at its end, with JavaScript's `heap`."""
-    samples = []
-    for part in (0.1, 1):
-        while (now := page.value("look()")).get("finish") is None and now.get("tokens", 0) < part * TOKENS:
-            assert not page.value("globalThis.failed")
-            time.sleep(0.1)
-        samples.append(now | {"heap": page.heap()})
-        print({name: samples[-1].get(name) for name in ("engine", "tokens", "seconds", "memory", "buffers", "heap")})
-    return page.value("answer"), *samples
-
-
-@pytest.mark.exhaustive
-def test_lost_device_changes_no_token(page: Page) -> None:
-    """In the middle of an answer, after evictions; and the module answers from then on, with drafts."""
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const change = ''; {WATCHED}
-          const session = await Edge.open('./', {{ engine: 'gpu' }});
-          let answer = '';
-          for await (const piece of session.stream('abc', {{ temperature: 0, maxTokens: 150, ignoreEos: true }})) {{
-            answer += piece;
-            if (session.report.tokens === 90) made[0].postMessage('lose');
-          }}
-          const report = session.report;
-          await session.rewind();
-          return {{ answer, report, again: {ask(20)}, after: session.report.engine }};
-        """)  # fmt: skip
-    assert found["answer"] == expected(NAME, 150)
-    assert found["report"]["engine"] == "both"
-    assert found["report"]["drafted"] > 0
+def test_adapters_on_the_gpu_are_those_of_edge(page: Page, tmp_path: Path) -> None:
+    """One after the other, with evictions; a scale, none, and a file without a part for the GPU. The device is lost
+    within an answer, which the module ends with the same adapter, and with drafts; the next one is its own."""
+    folder, loras = adapted_site(tmp_path, 8, 5)
+    found = visit(page, folder, f"""
+      const change = ''; {WATCHED}
+      const session = await Edge.open('./', {{ engine: 'gpu' }});
+      const answers = [], engines = [], errors = [];
+      const refused = ({{ code, message }}) => errors.push([code, message]);
+      for (const [file, scale] of [['0', 1], ['1', 0.5], ['of_cpu', 1], ['0', 1e6], ['0', 1]]) {{
+        await session.setAdapter(`${{file}}.edge`, {{ scale }}).catch(refused);
+        answers.push({ask(80)});
+        engines.push(session.report.engine);
+      }}
+      await session.rewind();
+      let answer = '';
+      for await (const piece of session.stream('abc', {{ temperature: 0, maxTokens: 80, ignoreEos: true }})) {{
+        answer += piece;
+        if (session.report.tokens === 40) made[0].postMessage('lose');
+      }}
+      answers.push(answer);
+      const report = session.report;
+      await session.rewind();
+      answers.push({ask(80)});
+      engines.push(report.engine, session.report.engine);
+      await session.setAdapter('of_cpu.edge').catch(refused);
+      return {{ answers, engines, errors, report }};
+    """)  # fmt: skip
+    adapted, scaled, plain = (expected(NAME, 80, lora=each) for each in (loras[0], f"{loras[1]}:0.5", None))
+    assert len({adapted, scaled, plain}) == 3
+    assert found["answers"] == [adapted, scaled, plain, plain, adapted, adapted, adapted]
+    assert found["engines"] == ["gpu"] * 5 + ["both", "cpu"]
+    assert found["report"]["drafted"] > 0  # by the module: the GPU takes no drafts
     assert found["report"]["engineReason"].startswith("the GPU is lost: ")
-    assert (found["again"], found["after"]) == (expected(NAME, 20), "cpu")
+    unfit = "the adapter is not for the GPU of this bundle: make it for the bundle by edge export-adapter"
+    too_large = "the adapter's values are too large with this scale: lower it"
+    assert found["errors"] == [["unsupported", unfit], ["bad-argument", too_large], ["unsupported", unfit]]
+
+
+@pytest.mark.exhaustive
+def test_adapter_that_comes_before_the_gpu_starts_its_race_anew(page: Page, tmp_path: Path) -> None:
+    """The result of a race with an adapter is not kept for later visits, which may have none."""
+    folder, (lora, _) = adapted_site(tmp_path, 8, 8)
+    found = visit(page, folder, f"""
+      const change = {HARDWARE!r}; {WATCHED}
+      const answers = [], reasons = [];
+      for (const file of ['0.edge', null, null]) {{
+        const session = await Edge.open('./');
+        await session.setAdapter(file);
+        for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
+          answers.push({ask(40)});
+          await session.rewind();
+          if (/faster/.test(session.report.engineReason)) break;
+        }}
+        reasons.push(session.report.engineReason);
+        await session.close();
+      }}
+      return {{ answers, reasons }};
+    """)  # fmt: skip
+    assert {*found["answers"]} == {expected(NAME, 40, lora=lora), expected(NAME, 40)}
+    assert [each.endswith("(measured on an earlier visit)") for each in found["reasons"]] == [False, False, True]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "options"), [
+    ("gemma3", {"max_kv_size": 256}), ("gemma4", {"max_kv_size": 256}), ("qwen3", {}),
+    (NAME, {"kv_dtype": "f32"}), (NAME, {"kv_dtype": "int4"}),
+])  # fmt: skip
+def test_adapted_models_answer_as_on_the_gpu_engine(
+    page: Page, tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    folder, loras = adapted_site(tmp_path, 8, 20, name=name, **options)
+    with on_gpu("wgpu:0"):
+        answers = [expected(name, 60, backend="gpu", lora=f"{each}:0.5", **options) for each in loras]
+    found = visit(page, folder, f"""
+      const session = await Edge.open('./', {{ engine: 'gpu' }});
+      const answers = [];
+      for (const file of ['0.edge', '1.edge']) {{
+        await session.setAdapter(file, {{ scale: 0.5 }});
+        answers.push({ask(60)});
+      }}
+      return [answers, session.report.engine];
+    """)  # fmt: skip
+    assert found == [answers, "gpu"]
+
+
+def adapted_site(tmp_path: Path, *ranks: int, name: str = NAME, **options: Any) -> tuple[Path, list[Path]]:
+    """A site with a GPU and room for the largest rank, with adapters 0.edge … and of_cpu.edge; the adapters in GGUF."""
+    folder, loras = tmp_path / "site", list[Path]()
+    shutil.copytree(site_of(name, "simd", gpu=True, lora_rank=max(ranks), **options), folder)
+    for seed, rank in enumerate(ranks):
+        loras.append(write_adapter(tmp_path / f"{seed}.gguf", model_of(name), rank, seed=seed))
+        export_adapter(model_of(name), loras[-1], folder, folder / f"{seed}.edge")
+    data = np.fromfile(folder / "0.edge", np.uint8)[:-32]
+    header = data[: ADAPTER.itemsize].view(ADAPTER)[0]
+    data, header["gpu_bytes"] = data[: -int(header["gpu_bytes"])], 0
+    (folder / "of_cpu.edge").write_bytes(data.tobytes() + hashlib.sha256(data.tobytes()).digest())
+    return folder, loras
+
+
+def test_fixed_state_goes_with_turns_and_to_the_module(page: Page) -> None:
+    """The module changes the state between turns. The device is lost in an answer, before evictions."""
+    drawn = "{ temperature: 1, seed: 7, maxTokens: 8, ignoreEos: true }"
+    lost = """
+      let left = 0;
+      addEventListener('message', ({ data }) => { if (data === 'soon') left = 10; });
+      const { mapAsync } = GPUBuffer.prototype;
+      GPUBuffer.prototype.mapAsync = function (...all) {
+        if (--left === 0) device.destroy();
+        return mapAsync.apply(this, all);
+      };
+    """
+    found = visit(page, site_of("qwen35", "simd", gpu=True), f"""
+      const change = {lost!r}; {WATCHED}
+      const answers = [], reports = [];
+      for (const engine of ['gpu', 'cpu']) {{
+        const session = await Edge.open('./', {{ engine }});
+        const turns = [await session.ask('abc', {drawn}), await session.ask('def', {drawn})];
+        const state = await session.save();
+        await session.rewind(1);
+        turns.push(await session.ask('def', {drawn}));
+        await session.rewind();
+        turns.push(await session.ask('abc', {drawn}));
+        await session.load(state);
+        if (engine === 'gpu') made[0].postMessage('soon');
+        answers.push([...turns, await session.ask('ghi'.repeat(10), {{ ...{drawn}, maxTokens: 20 }})]);
+        reports.push([session.report.engine, session.report.evicted > 0]);
+        await session.close();
+      }}
+      return {{ answers, reports }};
+    """)  # fmt: skip
+    ours, modules = found["answers"]
+    assert ours == modules
+    assert ours[1] == ours[2] != ours[0] == ours[3]
+    assert found["reports"] == [["both", True], ["cpu", True]]
 
 
 @pytest.mark.exhaustive
@@ -225,19 +296,17 @@ def test_lost_device_changes_no_token(page: Page) -> None:
      "the browser refuses a program: it is too long"),
 ])  # fmt: skip
 def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str | tuple[str, ...]) -> None:
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const change = {change!r}; {WATCHED}
-          const insisting = await Edge.open('./', {{ engine: 'gpu' }}).then(() => null, (error) => error.message);
-          const session = await Edge.open('./');
-          for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
-            {ask(24)};
-            await session.rewind();
-            if (session.report.engineReason !== 'the GPU is being prepared') break;
-          }}
-          return {{ insisting, answer: {ask(24)}, report: session.report }};
-        """)  # fmt: skip
+    found = visit(page, site_of(NAME, "simd", gpu=True), f"""
+      const change = {change!r}; {WATCHED}
+      const insisting = await Edge.open('./', {{ engine: 'gpu' }}).then(() => null, (error) => error.message);
+      const session = await Edge.open('./');
+      for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
+        {ask(24)};
+        await session.rewind();
+        if (session.report.engineReason !== 'the GPU is being prepared') break;
+      }}
+      return {{ insisting, answer: {ask(24)}, report: session.report }};
+    """)  # fmt: skip
     assert found["answer"] == expected(NAME, 24)
     if found["insisting"]:
         assert found["insisting"].startswith(reason)
@@ -255,13 +324,11 @@ def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str |
      "the GPU computed no number (NaN)"),
 ])  # fmt: skip
 def test_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reason: str) -> None:
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const change = {change!r}; {WATCHED}
-          const session = await Edge.open('./', {{ engine: 'gpu' }});
-          return {{ answer: {ask(24)}, report: session.report }};
-        """)  # fmt: skip
+    found = visit(page, site_of(NAME, "simd", gpu=True), f"""
+      const change = {change!r}; {WATCHED}
+      const session = await Edge.open('./', {{ engine: 'gpu' }});
+      return {{ answer: {ask(24)}, report: session.report }};
+    """)  # fmt: skip
     assert found.get("answer") == expected(NAME, 24), found
     assert (found["report"]["engine"], found["report"]["engineReason"]) == ("cpu", reason)
 
@@ -306,8 +373,8 @@ def test_later_visit_uses_an_earlier_race(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [
-    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose --kv-policy streaming, window or full"),
-    ("lfm2", {}, "no layers with a recurrent state: export without --gpu"),
+    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at rows (h2o, kvzap): choose --kv-policy streaming, "),
+    ("kimi-linear", {}, "no latent attention: export without --gpu"),
 ])  # fmt: skip
 def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(words)):
@@ -332,10 +399,11 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
 
 
 def test_module_scripts_and_programs_are_small() -> None:
-    """With gzip, as a visitor loads them."""
+    """The limit holds for what a visitor loads, which gzip has compressed."""
     folder = site_of(NAME, "simd", gpu=True) / "edge"
     sizes = {path.name: len(gzip.compress(path.read_bytes(), 9)) for path in folder.iterdir() if path.suffix != ".ts"}
-    assert sum(sizes.values()) < 180_000, sizes
+    most = 180_000 if os.environ[QUICK] == "0" else 220_000  # without the C compiler's optimizations
+    assert sum(sizes.values()) < most, sizes
 
 
 MODELS = {
@@ -349,6 +417,11 @@ MODELS = {
     "mistral3": {},  # temperatures of queries
     "gpt-oss": {},
     "llama-window": {},
+    "qwen35": {},  # fixed states
+    "lfm2": {},
+    "granitehybrid": {},
+    "jamba": {},
+    "falcon-mamba": {},  # which has no rows
 }
 
 
@@ -359,20 +432,18 @@ MODELS = {
     (NAME, {"kv_policy": "full", "max_kv_size": 128}),
 ])  # fmt: skip
 def test_models_answer_as_on_the_gpu_engine(page: Page, name: str, options: dict[str, Any]) -> None:
-    """And as the module, but for a mixture whose experts are almost equally likely after 70 tokens."""
+    """The module answers equally, but for a mixture whose experts are almost equally likely after 70 tokens."""
     with on_gpu("wgpu:0"):
         answer = expected(name, 100, backend="gpu", **options)
-    with served(site_of(name, "simd", gpu=True, **options)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const answers = [];
-          for (const engine of ['gpu', 'cpu']) {{
-            const session = await Edge.open('./', {{ engine }});
-            answers.push([{ask(100)}, session.report.engine, session.report.evicted]);
-            await session.close();
-          }}
-          return answers;
-        """)  # fmt: skip
+    found = visit(page, site_of(name, "simd", gpu=True, **options), f"""
+      const answers = [];
+      for (const engine of ['gpu', 'cpu']) {{
+        const session = await Edge.open('./', {{ engine }});
+        answers.push([{ask(100)}, session.report.engine, session.report.evicted]);
+        await session.close();
+      }}
+      return answers;
+    """)  # fmt: skip
     ours, modules = found
     assert ours[:2] == [answer, "gpu"]
     assert modules[2] == ours[2]

@@ -18,7 +18,8 @@ from lora_files import write_adapter
 from web_site import NAME, PIECE, ROWS, Sent, served, site_of
 
 import edge
-from edge.apps.bundle import MANIFEST, MODEL, manifest_text, seal
+from edge.apps.bundle import MODEL
+from edge.apps.manifest import MANIFEST, manifest_text, seal
 from edge.apps.sections.adapter_file import export_adapter
 from edge.sampling import SamplingParams
 
@@ -62,6 +63,13 @@ def run(page: Page, script: str) -> Any:
         f"(async () => {{ try {{ const PIECE = {PIECE}; {HEAD} {script} }} catch (error) "
         "{ return { code: error.code ?? error.name, message: error.message }; } })()"
     )
+
+
+def visit(page: Page, folder: Path, script: str) -> Any:
+    """What a script returns at a site."""
+    with served(folder) as (url, _):
+        at(page, url)
+        return run(page, script)
 
 
 @lru_cache
@@ -238,28 +246,26 @@ CANCEL = (
 
 def test_adapters_are_set_by_address_or_bytes(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / "site"
-    shutil.copytree(site_of(NAME, "simd", lora_rank=8), folder)
+    shutil.copytree(site_of(NAME, "simd", gpu=True, lora_rank=8), folder)  # which other tests have, too
     lora = write_adapter(tmp_path / "a.gguf", model_of(NAME), 8)
     export_adapter(model_of(NAME), lora, folder, folder / "style.edge")
-    with served(folder) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const session = await Edge.open('./');
-          const answers = [];
-          const bytes = new Uint8Array(await (await fetch(document.baseURI + 'style.edge')).arrayBuffer());
-          for (const each of ['style.edge', null, bytes]) {{
-            await session.setAdapter(each);
-            answers.push({ASK});
-          }}
-          const code = (error) => error.code;
-          return {{
-            answers, rank: session.info.loraRank,
-            errors: [
-              await session.setAdapter('none.edge').catch(code), await session.setAdapter('model.edge').catch(code),
-              await session.setAdapter(bytes, {{ scale: NaN }}).catch(code),
-            ],
-          }};
-        """)  # fmt: skip
+    found = visit(page, folder, f"""
+      const session = await Edge.open('./');
+      const answers = [];
+      const bytes = new Uint8Array(await (await fetch(document.baseURI + 'style.edge')).arrayBuffer());
+      for (const each of ['style.edge', null, bytes]) {{
+        await session.setAdapter(each);
+        answers.push({ASK});
+      }}
+      const code = (error) => error.code;
+      return {{
+        answers, rank: session.info.loraRank,
+        errors: [
+          await session.setAdapter('none.edge').catch(code), await session.setAdapter('model.edge').catch(code),
+          await session.setAdapter(bytes, {{ scale: NaN }}).catch(code),
+        ],
+      }};
+    """)  # fmt: skip
     styled = expected("abc", 24, lora=str(lora))
     assert found["answers"] == [styled, expected("abc", 24), styled]
     assert found["answers"][0] != found["answers"][1]
@@ -342,7 +348,7 @@ def test_other_folders_are_errors(page: Page, site: Sent) -> None:
 
 
 def test_sites_of_one_host_keep_their_models(page: Page, folder: Path, tmp_path: Path) -> None:
-    """And a site's new model replaces its old one."""
+    """A site's new model replaces its old one."""
     both = tmp_path / "site"
     for each in (both, both / "other"):
         shutil.copytree(folder, each)
@@ -376,14 +382,3 @@ def test_addresses_without_https_are_an_error(page: Page, folder: Path) -> None:
         stored = run(page, "await Edge.stored('./');")
     message = "browsers check and store a model on secure pages only: use https, or localhost"
     assert found == stored == {"code": "unsupported", "message": message}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("isa", ["relaxed", "relaxed16", "simd"])
-def test_every_module_answers(page: Page, site: Sent, isa: str) -> None:
-    """They may round otherwise, but not in the first tokens."""
-    found = run(page, f"""
-      const session = await Edge.open('./', {{ isa: {json.dumps(isa)} }});
-      return [session.info.isa, await session.ask('abc', {{ temperature: 0, maxTokens: 8, ignoreEos: true }})];
-    """)  # fmt: skip
-    assert found == [isa, expected("abc", 8)]

@@ -28,11 +28,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts as a site has them."""
+    """The scripts as a site has them, and as a project of npm has."""
     folder = tmp_path_factory.mktemp("types")
     shutil.copytree(WEB / "page", folder, dirs_exist_ok=True)
     shutil.copytree(WEB / "chat", folder / "chat")
-    shutil.copytree(WEB / "package", folder / "edge")
+    for name in ("edge", "node_modules/edge-web"):
+        shutil.copytree(WEB / "package", folder / name)
     return folder
 
 
@@ -76,7 +77,7 @@ def test_stated_types_are_those_of_the_package(site: Path) -> None:
     assert complaints(site, "stated.ts") == ""
 
 
-def test_examples_are_right(site: Path) -> None:
+def test_examples_of_the_docs_have_their_types(site: Path) -> None:
     names = []
     for document in (WEB / "page" / "README.md", ROOT / "docs" / "web.md"):
         for code in re.findall(r"^```js\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL):
@@ -86,7 +87,7 @@ def test_examples_are_right(site: Path) -> None:
     assert complaints(site, *names) == ""
 
 
-def test_mistakes_are_noticed(site: Path) -> None:
+def test_wrong_types_in_scripts_are_errors(site: Path) -> None:
     """Each line after the second is one."""
     mistakes = [
         "session.stream(5);", "session.stream('a', { temprature: 1 });", "session.report.tokens;", "session.past('a');",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from bundles import Pair, model_of, recorded_session
 from ctypes_bundle import ERRORS, MODEL, Piece
+from shared import made_once
 
 from edge.apps.bindings import camel
 from edge.apps.bundle import make_sections, prepare
@@ -35,22 +35,21 @@ BOUND = "bound"
 NODE = Path(__file__).with_name("node_session.mjs")
 
 
-_kept = TemporaryDirectory(prefix="edge-modules-")
-
-
 @lru_cache
 def modules_of(name: str, *isas: str, lora_rank: int = 0, **options: Any) -> Path:
     """A folder with model.edge and its modules, as in a site, and the bound of their memory in bytes."""
-    folder = Path(_kept.name) / str(len(list(Path(_kept.name).iterdir())))
-    bundle = prepare(model_of(name), find_profile("web"), Options().updated(**options), isas, lora_rank)
-    sections, used = make_sections(bundle), bundle.plan.bytes
-    folder.mkdir()
-    make_modules(bundle.all_designs, folder, tables={"trusted.c": bundle.trusted_source(sections)})
-    digest = bytes.fromhex(fingerprint(bundle.model.file.path).sha256)
-    draft = nest(bundle.draft, folder) if bundle.draft else b""
-    write_model(folder / MODEL, sections, digest, bundle.model.file, bundle.layout, draft=draft)
-    (folder / BOUND).write_text(str(used.total + used.reserve))
-    return folder
+
+    def make(folder: Path) -> None:
+        bundle = prepare(model_of(name), find_profile("web"), Options().updated(**options), isas, lora_rank)
+        sections, used = make_sections(bundle), bundle.plan.bytes
+        folder.mkdir()
+        make_modules(bundle.all_designs, folder, tables={"trusted.c": bundle.trusted_source(sections)})
+        digest = bytes.fromhex(fingerprint(bundle.model.file.path).sha256)
+        draft = nest(bundle.draft, folder) if bundle.draft else b""
+        write_model(folder / MODEL, sections, digest, bundle.model.file, bundle.layout, draft=draft)
+        (folder / BOUND).write_text(str(used.total + used.reserve))
+
+    return made_once(make, name, "modules", isas, lora_rank, sorted(options.items()))
 
 
 @contextmanager
@@ -115,7 +114,7 @@ class NodeModule:
         self.call("append", int(role), _encoded(text) if isinstance(text, str | bytes) else list(text))
 
     def pieces(self, count: int = 1 << 30) -> list[Piece]:
-        """Of the answer, up to its end."""
+        """Pieces of the answer, up to its end."""
         return [_piece(**each) for each in self.call("pieces", count)]
 
     def answer(self, text: str | Sequence[int], role: Role = Role.USER) -> tuple[list[int], str, Finish]:
@@ -184,7 +183,7 @@ def _piece(token: int, text: str, finish: int) -> Piece:
 
 
 def _options(chosen: dict[str, Any]) -> dict[str, Any]:
-    """By the package's names; JSON has no whole numbers of 64 bits."""
+    """Options by the package's names; JSON has no whole numbers of 64 bits."""
     named = {camel(name): value for name, value in chosen.items()}
     return named | ({"seed": str(chosen["seed"])} if "seed" in chosen else {})
 

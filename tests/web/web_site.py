@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
 from bundles import model_of
+from shared import made_once
 
 from edge.apps import serve, site
 from edge.apps.bundle import MODEL, export
@@ -22,18 +22,16 @@ ROWS = 64
 PIECE = 16 << 10  # so that a small model has several
 _PATIENCE = 60.0  # seconds
 
-_kept = TemporaryDirectory(prefix="edge-site-")
-
 
 @lru_cache
 def site_of(name: str = NAME, *isas: str, lora_rank: int = 0, gpu: bool = False, **options: Any) -> Path:
-    folder = Path(_kept.name) / str(len(list(Path(_kept.name).iterdir())))
-    with patch.object(site, "PIECE", PIECE):
-        export(
-            model_of(name), folder, device="web", isas=isas or None, lora_rank=lora_rank, gpu=gpu,
-            **{"max_kv_size": ROWS, "memory": "64MiB"} | options,
-        )  # fmt: skip
-    return folder
+    chosen = {"max_kv_size": ROWS, "memory": "64MiB", "lora_rank": lora_rank, "gpu": gpu} | options
+
+    def make(folder: Path) -> None:
+        with patch.object(site, "PIECE", PIECE):
+            export(model_of(name), folder, device="web", isas=isas or None, **chosen)
+
+    return made_once(make, name, "site", isas, sorted(chosen.items()))
 
 
 @dataclass
@@ -41,15 +39,15 @@ class Sent:
     """What a server sent of model.edge: spans of bytes in the order of their requests. Faults happen to the next ones.
 
     cut: bytes after which a connection ends, once the page says that it has the pieces before. flip: offsets of bytes
-    that are changed, each once. ranges: whether it knows them.
+    that are changed, each once. go: model.edge is sent only while it is set.
     """
 
     spans: list[range] = field(default_factory=list)
     bytes: int = 0
     cut: list[int] = field(default_factory=list)
     flip: list[int] = field(default_factory=list)
-    ranges: bool = True
     paths: list[str] = field(default_factory=list)  # of all requests
+    go: threading.Event = field(default_factory=threading.Event)
     loaded: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # one for each piece
 
 
@@ -58,8 +56,6 @@ class _Shaky(serve._Handler):
 
     def _answer(self, *, with_body: bool) -> None:
         self.sent.paths.append(self.path)
-        if not self.sent.ranges:
-            del self.headers["Range"]
         if self.path == "/loaded":
             self.sent.loaded.release()
         super()._answer(with_body=with_body)
@@ -68,6 +64,7 @@ class _Shaky(serve._Handler):
         if Path(str(file.name)).name != MODEL:
             super()._send(file, span)
             return
+        self.sent.go.wait(_PATIENCE)
         self.sent.spans.append(span)
         file.seek(span.start)
         content = bytearray(file.read(len(span)))
@@ -90,6 +87,7 @@ class _Shaky(serve._Handler):
 def served(folder: Path, *, isolated: bool = True) -> Iterator[tuple[str, Sent]]:
     """The address of a site, which is another one each time, and so another origin with its own storage."""
     sent = Sent()
+    sent.go.set()
     with serve.serving(folder, port=0, isolated=isolated) as server:
         server.RequestHandlerClass = type("Shaky", (_Shaky,), {"sent": sent})
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -28,19 +28,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.backends.onnx.graph.attention import attention
+from edge.backends.onnx.graph.attention.attention import attention
 from edge.backends.onnx.graph.context import Context, heads_of_ropes, table_names
-from edge.backends.onnx.graph.delta_net import delta_net
 from edge.backends.onnx.graph.dense import dense
 from edge.backends.onnx.graph.experts import experts
-from edge.backends.onnx.graph.kimi_delta import kimi_delta
 from edge.backends.onnx.graph.layout import Layout
-from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.per_layer_input import make_inputs, per_layer_input
 from edge.backends.onnx.graph.proto import Type
-from edge.backends.onnx.graph.selective_scan import selective_scan
-from edge.backends.onnx.graph.short_convolution import short_convolution
+from edge.backends.onnx.graph.recurrent.delta_net import delta_net
+from edge.backends.onnx.graph.recurrent.kimi_delta import kimi_delta
+from edge.backends.onnx.graph.recurrent.mamba import mamba
+from edge.backends.onnx.graph.recurrent.selective_scan import selective_scan
+from edge.backends.onnx.graph.recurrent.short_convolution import short_convolution
 from edge.model.cores import (
     Attention,
     DeltaNet,
@@ -52,8 +52,8 @@ from edge.model.cores import (
     SelectiveScan,
     ShortConvolution,
 )
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 CORES: dict[type, Callable[..., str]] = {
     Attention: attention,

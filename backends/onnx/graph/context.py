@@ -6,8 +6,8 @@ from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.nodes import Nodes
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.ring import LayerKinds
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
 

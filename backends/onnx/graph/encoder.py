@@ -12,7 +12,7 @@ MultiHeadAttention, which computes no n × n scores.
 
 from __future__ import annotations
 
-from edge.backends.onnx.graph.attention import split_heads, start_attention
+from edge.backends.onnx.graph.attention.attention import split_heads, start_attention
 from edge.backends.onnx.graph.builder import CORES, Builder
 from edge.backends.onnx.graph.context import heads_of_ropes, table_names
 from edge.backends.onnx.graph.layout import Layout
@@ -21,7 +21,7 @@ from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.state import reshape, split
 from edge.backends.onnx.graph.static import Static
 from edge.model.cores import Attention
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 
 

@@ -62,6 +62,8 @@ def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
     scores = graph.node("Sigmoid", logits) if sigmoid else logits
     if core.choice_bias:
         scores = graph.node("Add", scores, graph.weight(f"{at}exp_probs_b.bias"))
+    if core.groups > 1:
+        scores = _of_groups(graph, core, at, scores)
     best = f"{at}best"
     graph.emit("TopK", [scores, graph.constant(f"top {core.used}", [core.used])], [best, f"{at}chosen"], axis=-1)
     least = graph.node("ReduceMin", best, graph.constant("last_axis", [-1]), keepdims=1)
@@ -69,6 +71,21 @@ def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
     if not sigmoid and not core.normed:
         shares = graph.node("LogSoftmax", logits, axis=-1)
     return graph.node("Where", graph.node("GreaterOrEqual", scores, least), shares, graph.number(_NEVER))
+
+
+def _of_groups(graph: Context, core: Experts, at: str, scores: str) -> str:
+    """The scores of a token's groups; the least number in the others."""
+    last, apart = graph.constant("last_axis", [-1]), reshape(graph, scores, -1, core.groups, core.number // core.groups)
+    two, used = f"{at}two", f"{at}groups"
+    graph.emit("TopK", [apart, graph.constant("top 2", [2])], [two, f"{at}which two"], axis=-1)
+    sums = graph.node("ReduceSum", two, last, keepdims=0)
+    graph.emit(
+        "TopK", [sums, graph.constant(f"top {core.groups_used}", [core.groups_used])], [used, f"{at}which groups"],
+        axis=-1,
+    )  # fmt: skip
+    least = graph.node("ReduceMin", used, last, keepdims=1)
+    seen = reshape(graph, graph.node("GreaterOrEqual", sums, least), -1, core.groups, 1)
+    return reshape(graph, graph.node("Where", seen, apart, graph.number(_NEVER)), -1, core.number)
 
 
 def _shared(graph: Context, core: Experts, at: str, x: str) -> str:

@@ -17,8 +17,8 @@ from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention, Core, Experts, KimiDelta, PerLayerInput, SelectiveScan
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.records import dataclass
 from edge.types import FloatArray
@@ -140,7 +140,7 @@ def supports(core: Core) -> str | None:
     if isinstance(core, PerLayerInput):
         return None
     if isinstance(core, Attention):
-        core = replace(core, sinks=False, unit_values=False, rows_of=None)
+        core = replace(core, sinks=False, unit_values=False, rows_of=None, across=False)
     if isinstance(core, Attention) and core.latent:
         core = replace(core, latent=None, value_dim=0, shared_values=False, rope=replace(core.rope, first=0))
     return hybrid_cores(core)
@@ -185,8 +185,8 @@ def check_network(spec: ModelSpec) -> Network:
 
 
 def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """For matrices of which RoPE rotates products, and their norms: the permutation of a head's values from the file's
-    order to the graph's, if it is another.
+    """For matrices of which RoPE rotates products, and their norms, by names without an ending: the permutation of
+    a head's values from the file's order to the graph's, if it is another.
 
     ONNX Runtime rotates pairs with one value in each half of the head. Conversion to GGUF puts them side by side in
     Llama models; with partial RoPE, values that are not rotated fill the rest of the halves.
@@ -207,7 +207,9 @@ def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
         order = np.concatenate([rotated, others], axis=1).reshape(-1).tolist()
         found = dict.fromkeys(("attn_q", "attn_k", "attn_q_norm", "attn_k_norm"), order)
-    return {name: tuple(order) for name, order in found.items() if order != list(range(len(order)))}
+    layers = [layer for layer, core in enumerate(network.attention) if core]
+    changed = {name: tuple(order) for name, order in found.items() if order != list(range(len(order)))}
+    return {f"blk.{layer}.{name}": order for layer in layers for name, order in changed.items()}
 
 
 def rows_in(info: TensorInfo, source: Source) -> int:
@@ -223,7 +225,7 @@ def products_of(core: Core) -> dict[str, tuple[str, ...]]:
         ranked = ("attn_q_b",) if core.latent.rank else ()
         return {name: (name,) for name in (*core.inputs, *ranked, core.output)}
     if isinstance(core, Attention):
-        return {"qkv": core.inputs, core.output: (core.output,)}
+        return {"qkv": core.inputs, core.output: (core.output,)} | {name: (name,) for name in core.crossing}
     if isinstance(core, Experts):
         shared = (*core.inputs[2:], *core.outputs[1:])
         return {name: (name,) for name in (*core.routers, *shared)}
@@ -341,7 +343,7 @@ class _Maker:
 
     def _parts(self, names: tuple[str, ...]) -> tuple[SourceRows, ...]:
         self.used.update(names)
-        orders = [self._orders.get(name.removesuffix(".bias").rpartition(".")[2], ()) for name in names]
+        orders = [self._orders.get(name.removesuffix(".bias"), ()) for name in names]
         return tuple(SourceRows(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
 
     def _place(self, name: str, array: Array) -> None:

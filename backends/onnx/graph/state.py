@@ -13,7 +13,7 @@ from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
 from edge.model.cores import DeltaNet, KimiDelta, Mamba, SelectiveScan, ShortConvolution
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 
 
 def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from edge.backends.onnx.graph.attention import static_attention
+from edge.backends.onnx.graph.attention.attention import static_attention
 from edge.backends.onnx.graph.builder import CORES, Builder
 from edge.backends.onnx.graph.context import heads_of_ropes, mask_name, table_names
 from edge.backends.onnx.graph.forms import Blocks, Floats
@@ -41,8 +41,8 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import StaticForm
 from edge.model.cores import Attention
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 _HEADROOM = 1 / 16

@@ -19,7 +19,7 @@ from edge.backends.onnx.session import open_session
 from edge.errors import EngineError, ModelFormatError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.onnx_folder import MANIFEST, check_content, read_manifest
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint

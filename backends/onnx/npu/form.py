@@ -11,7 +11,7 @@ from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
 from edge.devices.profiles.profile import Npu
 from edge.formats.compiled import StaticForm
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 
 KV_DTYPES = ("f16", "f32")

@@ -25,10 +25,10 @@ from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
-from edge.model.given import GivenRows
-from edge.model.layers import Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -52,6 +52,7 @@ class StaticPasses:
         self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), "float32")
         self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
+        self._spans = {core.window: core.spans for core in network.attention if core}
         self._sessions: Mapping[Part, Any] = {}
         self._bindings: dict[int, list[tuple[Any, Any]]] = {}
 
@@ -88,7 +89,11 @@ class StaticPasses:
             arrays.temperatures[0, new, 0] = temperatures(temperature, positions)
         for window, mask in arrays.masks.items():
             length = kv.ring.length if window and kv.ring else kv.length
-            fill_mask(mask[0, 0], length, count, window, kv.window_positions(count)[0] if window else None)
+            spans = places is not None and self._spans.get(window)
+            fill_mask(
+                mask[0, 0], length, count, window, kv.window_positions(count)[0] if window else None,
+                places.sees if places and spans else None,
+            )  # fmt: skip
         with explained("ONNX Runtime failed"):
             for session, binding in self._bindings[arrays.tokens]:
                 session.run_with_iobinding(binding)
@@ -123,7 +128,7 @@ class StaticPasses:
         for window in {kinds.windows[layer] for layer in part.layers}:
             bind(binding, mask_name(window), arrays.masks[window])
         cores = [(layer, kinds.attention[layer]) for layer in part.layers]
-        read = {layer if core.rows_of is None else core.rows_of for layer, core in cores if core}
+        read = {core.source(layer) for layer, core in cores if core}
         for store in self._kv.stores:
             for own, layer in enumerate(store.layers):
                 for index, name in enumerate((f"key.{layer}", f"value.{layer}")):
@@ -162,19 +167,21 @@ class _Arrays:
         self.queries = np.zeros((spec.layers, tokens, widest), np.float32)
 
 
-def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions: AnyArray | None) -> None:
+def fill_mask(
+    mask: FloatArray, length: int, count: int, window: int, positions: AnyArray | None, sees: IntArray | None = None
+) -> None:
     """Write the mask of a graph's last `count` tokens, over `length` rows in use and each other; the padding tokens
     before them see only themselves.
 
     mask: float32 [n, rows + n]. window: positions that a token sees, 0: all; positions: of the rows in use, then of the
-    tokens.
+    tokens. sees: `Places.sees`; None: each token sees those before it.
     """
     tokens = len(mask)
     rows, filled = mask.shape[1] - tokens, tokens - count
     mask[:] = HIDDEN
     mask[range(filled), range(rows, rows + filled)] = 0
     own = np.arange(count)
-    seen = own[:, None] >= own
+    seen = (own if sees is None else sees)[:, None] >= own
     if positions is not None and window:
         near = positions[length:, None] - positions < window
         mask[filled:, :length][near[:, :length]] = 0

@@ -25,13 +25,14 @@ from edge.backends.tvm.targets import target_named
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
-from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.names.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
 from edge.records import dataclass
 from edge.storage.versions import edge_version
 
 KV_DTYPES = ("f16", "int8")  # what plans choose where nothing was measured
-FAMILIES = {"avx512": ("avx512bf16", "avx512vnni"), "avx2": ("avxvnni", "avx2"), "arm64": ("i8mm", "dotprod", "neon")}
+# The least first: each runs the code of those before it.
+FAMILIES = {"avx512": ("avx512vnni", "avx512bf16"), "avx2": ("avx2", "avxvnni"), "arm64": ("neon", "dotprod", "i8mm")}
 ISAS = tuple(isa for isas in FAMILIES.values() for isa in isas)
 _SUFFIX, _TIMEOUT_S = ".xz", 3600.0
 

@@ -7,7 +7,6 @@ were added to its cache (`export.py`), and those of the package `edge-kernels` (
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import sys
 from dataclasses import replace
@@ -17,6 +16,7 @@ from edge.backends.tvm.cpu.elf import Image
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.sources import PASS, source_hash
 from edge.devices.child import run_child
+from edge.devices.keys import key_of
 from edge.errors import MissingExtraError
 from edge.model.cores import Attention
 from edge.storage import cache
@@ -165,7 +165,7 @@ def package_key(design: Design) -> str:
 
 
 def _key(design: Design, compiler: int) -> str:
-    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler}".encode()).hexdigest()[:32]
+    return key_of(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler}")
 
 
 def about_design(design: Design) -> str:

@@ -19,17 +19,17 @@ from edge.storage import cache
 from edge.types import Progress
 
 _AT_ONCE = 2  # compilers
-_FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes
+_FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes and BF16
 
 
 def exported_designs(
     layout: PackedLayout, kv_dtype: str, machine: str, system: str,
     tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None, *, lora: bool = False,
-    part: str = "",
+    part: str = "", taps: bool = False,
 ) -> list[Design]:  # fmt: skip
     """The designs of a model for all instruction sets of a machine, or for `isas` of them, best first.
 
-    tuning: values that `edge tune` found for an instruction set. lora: with code for adapters. part: see `Design`.
+    tuning: values that `edge tune` found for an instruction set. lora: with code for adapters. part, taps: of Design.
     Raises UnsupportedError if the machine or the system lacks one of them.
     """
     targets = app_targets(machine, system)
@@ -43,7 +43,7 @@ def exported_designs(
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
     designs = list[Design]()
     for target in reversed(targets):  # a plainer one first
-        design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora, part=part)
+        design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora, part=part, taps=taps)
         plainer = designs[0] if designs else None
         if plainer and _adds_pairs(target, plainer.target):
             found = replace(design, shared=plainer.shared, like=plainer.target.name)
@@ -91,14 +91,19 @@ def exported_object(design: Design, progress: Progress | None = None, *, frugal:
 
 def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
     """Units that reuse code of a simpler target's pass in the same library: those without int8 dot products, and the
-    steps of i8mm, whose instruction needs two tokens."""
+    steps of i8mm, whose instructions need several tokens."""
     if not design.head and not design.shape.encoder:  # steps alone
         return {}
     shared = {"step_embed": design.symbol("chunk_embed")}
     if plainer is None or not _alike(design.target, plainer.target):
         return shared
-    names = ["verify_attend", "chunk_attend", "step_embed", "chunk_embed"]
-    if (design.target.name, plainer.target.name) == ("i8mm", "dotprod"):
+    names, target = ["step_embed", "chunk_embed"], design.target
+    alike_in_bytes = target.byte_rows == plainer.target.byte_rows
+    if alike_in_bytes or design.kv_dtype != "int8":
+        names.append("verify_attend")
+    if target.pair_rows == plainer.target.pair_rows and (alike_in_bytes or not design.shape.encoder):
+        names.append("chunk_attend")
+    if (target.name, plainer.target.name) == ("i8mm", "dotprod"):
         units = ["qkv", "output", "gate_up", "down", "head"] + ["estimate"] * design.estimates
         names += [f"step_{unit}" for unit in units]
     return {name: plainer.symbol(name) for name in names}
@@ -107,14 +112,20 @@ def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
 def _adds_pairs(target: Target, plainer: Target) -> bool:
     """Whether two targets differ in a chunk's attention alone: tuned ones may divide other work differently."""
     same = replace(plainer, name=target.name, llvm=target.llvm, flags=target.flags, pair_rows=target.pair_rows)
-    return target.pair_rows > 0 and same == target
+    return target.pair_rows > 0 and same == target and not _related(target, plainer)
 
 
 def _alike(target: Target, plainer: Target) -> bool:
-    """Whether two targets have the same registers and float instructions, and divide work alike."""
-    names = {target.name, plainer.name}
-    told = replace(plainer, name=target.name, llvm=target.llvm, flags=target.flags, gemm_tokens=target.gemm_tokens)
-    return told == target and any(names <= family for family in _FAMILIES)
+    """Whether two targets have the same registers and float32's instructions, and divide work alike."""
+    told = replace(
+        plainer, name=target.name, llvm=target.llvm, flags=target.flags, gemm_tokens=target.gemm_tokens,
+        pair_rows=target.pair_rows, byte_rows=target.byte_rows,
+    )  # fmt: skip
+    return told == target and _related(target, plainer)
+
+
+def _related(*targets: Target) -> bool:
+    return any({each.name for each in targets} <= family for family in _FAMILIES)
 
 
 def passes_source(designs: Sequence[Design]) -> str:

@@ -8,7 +8,6 @@ it. The package is data, found where Python finds modules and never imported; wh
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 from pathlib import Path
@@ -88,6 +87,8 @@ def packaged_image(key: str) -> bytes:
     volume, path = found.index.volumes[name], found.folder / name
     try:
         data = _bytes(path)
+        import hashlib  # loads OpenSSL
+
         if len(data) != volume.bytes or hashlib.sha256(data).hexdigest() != volume.sha256:
             raise ValueError(f"it does not match {INDEX}")
         return join(read_volume(data, key))

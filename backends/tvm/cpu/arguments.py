@@ -58,7 +58,7 @@ class Job:
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
     The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`); an encoder's
     then by those of the first ones, by positions, and by rows of the table of token types.
-    before, behind: layers at the first and the last end that a job leaves out, of exported encoders.
+    before, behind: layers at the first and the last end that a job leaves out, of exported models that encode or hear.
     A CROSS job makes the rows of cross attention, in all layers from row `position` on, of `count` states of an
     encoder, which stand in the place of embeddings.
     An EMBED job of an exported decoder looks up the embeddings of `count` tokens, and runs no layer.
@@ -152,6 +152,7 @@ _PER_LAYER = (
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
+    "balance",  # of latent rows' parts (kv/balance.py)
     "tap",  # 1 and more: the place of its input among those that are kept
     "kept_channels", "kept_steps",  # offsets from a pass's scratch rows to the layer's rows that are kept for drafts
 )  # fmt: skip

@@ -35,23 +35,14 @@ from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.systems import notices
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import (
-    attention,
-    delta_net,
-    dense,
-    experts,
-    features,
-    kimi_delta,
-    mamba,
-    next_token,
-    per_layer_input,
-    selective_scan,
-    short_convolution,
-)
-from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
+from edge.backends.tvm.cpu.phases import dense, experts, features, next_token, per_layer_input
+from edge.backends.tvm.cpu.phases.attention import attention
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import add_given, embed, keep_input
 from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head, rescore
+from edge.backends.tvm.cpu.phases.kinds import PassKind, pass_kinds
+from edge.backends.tvm.cpu.phases.recurrent import delta_net, kimi_delta, mamba, selective_scan, short_convolution
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.cores import LANES
@@ -390,9 +381,9 @@ def _is_across(core: Core) -> bool:
 
 
 def _layers(design: Design, job: Any) -> tuple[Value, Value]:
-    """The first layer of a job and the one behind its last: all, but of encoders for apps."""
+    """The first layer of a job and the one behind its last: all, but of encoders and models that hear, for apps."""
     layers = i64(design.shape.layers)
-    if not (design.shape.encoder and design.exported):
+    if not (design.exported and (design.shape.encoder or design.shape.crosses)):
         return i64(0), layers
     return let(job[Job.slot("before")]), let(layers - job[Job.slot("behind")])
 

@@ -30,8 +30,8 @@ from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.low_rank import adapter_bytes, padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, Shape
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.types import AnyArray

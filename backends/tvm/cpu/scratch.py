@@ -10,7 +10,7 @@ from edge.backends.tvm.packing.cores import LANES, Sizes, kind_of, round_up, sta
 from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import Target
 from edge.model.cores import Attention
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.records import dataclass
 from edge.types import AnyArray
 

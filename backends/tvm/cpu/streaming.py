@@ -14,7 +14,7 @@ from edge.backends.tvm.packing.blocks import BAND, BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
 from edge.model.cores import Experts
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.kv.pages import DENSE_LAYERS
 from edge.backends.tvm.packing.cores import groups_of
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.records import dataclass
 
 _SEES_ALL = 1 << 30  # a window that no position is beyond
@@ -41,9 +43,12 @@ class Streams:
         return [(first * self.block, count * self.block) for first, count in self.kept]
 
 
-def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None = None, more: int = 0) -> list[int]:
-    """The table of one run. streams: None if all weights stay. more: zeros to append. Where steps select pages of rows,
-    the engine writes their number into the table."""
+def fill_table(
+    layout: PackedLayout, memory: PassMemory, streams: Streams | None = None, more: int = 0,
+    balances: Sequence[int] = (),
+) -> list[int]:  # fmt: skip
+    """The table of one run. streams: None if all weights stay. more: zeros to append. balances: those of
+    `find_balances`, if any. Where steps select pages of rows, the engine writes their number into the table."""
     scratch, kept, kinds = memory.scratch, memory.kept, memory.kv.kinds
     choose = memory.kv.config.reads > 0
     values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
@@ -73,6 +78,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
             "observed": int(source in kinds.whole),
             "cross": memory.cross_row(network, layer),
             "angles": network.rope_of(layer) * memory.table_of_angles,
+            "balance": balances[layer] if balances else 0,
             "expert_moves": moves_at + len(moves),
             "tap": memory.kv.config.taps.index(layer) + 1 if layer in memory.kv.config.taps else 0,
         }

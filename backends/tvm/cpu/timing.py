@@ -19,7 +19,7 @@ from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import KINDS, kind_of, round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
 from edge.model.cores import Experts
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, IntArray
 

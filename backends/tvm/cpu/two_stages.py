@@ -41,11 +41,6 @@ class TwoStages:
         return cls(vocab, upper, lower, scratch.array(integers, "head_tiles"))
 
     @property
-    def share_read(self) -> float:
-        """The share of the tiles that the second stage read, on average; 0 before the first token."""
-        return self.tiles_read / max(1, self.tokens * self._tiles.size)
-
-    @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:
         """The largest lower and upper bounds of every tile, for the first token of the last pass in two stages."""
         return self._lower[0], self._upper[0]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
+from edge.backends.base import Backend, Capabilities, Engine, EngineConfig, LoadProgress, Operator
 from edge.backends.checks import CROSS, ENCODERS, UNEQUAL
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Attention, Core, Experts
-from edge.model.spec import ModelSpec
+from edge.model.cores import Attention, Core, Dense, Experts
+from edge.model.structure.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from edge.backends.tvm.gpu.engine import GPUEngine
+    from edge.backends.tvm.packing.shape import Shape
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")
 SHOWN_BYTES = 78 << 20  # of drivers, to list their GPUs; measured with lavapipe and pocl
@@ -36,6 +36,16 @@ def kernels_bytes(kinds: int, kv_dtype: str) -> int:
     return _DRIVER_BYTES + _BLOCK_BYTES * kinds + _TRANSFORM_BYTES * FORMATS[kv_dtype].transformed
 
 
+def _encoder_cores(core: Core) -> str | None:
+    """Why the kernels cannot run a core of an encoder of pictures or sounds."""
+    from edge.backends.tvm.packing.cores import supports
+
+    if isinstance(core, Attention):
+        own = "windows" if core.window else CROSS if core.across else UNEQUAL if core.row.value != core.row.key else ""
+        return f"{ENCODERS} with {own}" if own else supports(core)
+    return supports(core) if isinstance(core, Dense) else core.kind
+
+
 class GPU(Backend):
     """The native engine, on GPUs."""
 
@@ -52,6 +62,7 @@ class GPU(Backend):
         gpu=True,
         lora=True,
         appends=True,
+        encodes=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},
@@ -91,16 +102,31 @@ class GPU(Backend):
 
         if isinstance(core, Attention) and not core.causal:
             return ENCODERS
-        if isinstance(core, Attention) and core.across:
-            return f"attention with {CROSS}"
         if isinstance(core, Attention) and core.row.value != core.row.key and not core.latent:
             return f"attention with {UNEQUAL}"
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"
         return supports(core)
 
+    def shape_of(self, spec: ModelSpec) -> Shape:
+        """The sizes of a model's pass. Raises UnsupportedError."""
+        from edge.backends.tvm.packing.shape import Shape
+
+        encodes = spec.encoder and not spec.vocab  # pictures; texts: not yet
+        return Shape.of(spec, self.NAME, _encoder_cores if encodes else self.supports)
+
+    def encodes_elsewhere(self) -> str | None:
+        from edge.backends.tvm.gpu.hosts import choose_adapter
+
+        adapter = choose_adapter()
+        return f"{adapter.name} is a software adapter, which is slower" if adapter.kind == "cpu" else None
+
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Of the buffers that the engine creates (`DeviceMemory`)."""
+        if spec.encoder:
+            from edge.backends.tvm.gpu.encoder import count_encoder
+
+            return count_encoder(spec, config)
         from edge.backends.tvm.gpu.adapters import adapter_bytes
         from edge.backends.tvm.gpu.memory import DeviceMemory
         from edge.backends.tvm.gpu.weights import packed_bytes
@@ -137,6 +163,10 @@ class GPU(Backend):
         from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
 
         adapter = choose_adapter(config.adapter or None)
+        if spec.encoder:
+            from edge.backends.tvm.gpu.encoder import for_program
+
+            config = for_program(config)
         program = find_program(Design.of(file, spec, config, adapter))
         child = 0 if program else compiler_bytes(adapters=config.lora_rank > 0)
         kernels = program.kernels.values() if program else None
@@ -173,12 +203,16 @@ class GPU(Backend):
 
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
-    ) -> GPUEngine:
+    ) -> Engine:
         """Generate the kernels unless the cache folder has them, let the driver compile them, upload the weights.
 
         Raises EngineError if the driver fails or the device's memory is too small, CacheError if the cache folder
         cannot be written.
         """
+        if spec.encoder:
+            from edge.backends.tvm.gpu.encoder import GPUEncoder
+
+            return cast(Engine, GPUEncoder(file, spec, config, progress))  # of `HiddenEngine.hidden` alone
         from edge.backends.tvm.gpu.engine import GPUEngine
 
         return GPUEngine(file, spec, config, progress)

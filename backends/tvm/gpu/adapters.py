@@ -17,7 +17,7 @@ from edge.backends.tvm.packing.blocks import BLOCKS, PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.errors import UnsupportedError
 from edge.model.adapters.lora import Lora
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.tensors import Source
 from edge.records import dataclass
 from edge.types import FloatArray

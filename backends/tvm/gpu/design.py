@@ -8,6 +8,7 @@ from itertools import accumulate
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
+from edge.backends.tvm.cpu.arguments import cross_dtype
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.hosts import Adapter
@@ -29,14 +30,15 @@ from edge.model.cores import (
     SelectiveScan,
     ShortConvolution,
 )
-from edge.model.layers import Block
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # the parts of a row that a move copies
 RING_MOVE = "edge_move_ring"  # the kernel that moves rows of an arena of rings alone
+CROSS, CROSS_MOVE = "cross_", "edge_move_cross"  # before names of the buffers that attention reads across; its kernel
 MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
 LANES = 16  # heads of KV rows are padded to multiples of this
@@ -76,9 +78,12 @@ class Tables:
     pairs: int
     kv_heads: int  # the most of a layer
     normal: int  # values of a normal; 0: keys are not reflected
+    texts: int = 0  # [chunk, 2], of encoders: the first row that a token sees, and the number of those that it sees
 
     @classmethod
-    def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0) -> Tables:
+    def of(
+        cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0, *, encoder: bool = False
+    ) -> Tables:
         """Lay out the tables. pairs: rotated values of a head / 2."""
         starts = State.WORDS
         lengths = starts + round_up(layers * kv_heads, ALIGNMENT)
@@ -86,8 +91,9 @@ class Tables:
         rows = chunk + ANGLES_AHEAD
         temperatures = angles + round_up(kinds * rows * 2 * pairs, ALIGNMENT)
         normals = temperatures + round_up(chunk, ALIGNMENT)
-        positions = normals + round_up(layers * kv_heads * normal, ALIGNMENT)
-        return cls(starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal)
+        texts = normals + round_up(layers * kv_heads * normal, ALIGNMENT)
+        positions = texts + round_up(2 * chunk * encoder, ALIGNMENT)
+        return cls(starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal, texts)
 
     def angle_row(self, kind: int) -> int:
         """The first angle row of one kind of RoPE."""
@@ -192,6 +198,7 @@ class Design:
     observes: bool  # there are passes that accumulate attention
     pairs: int  # rotated values of a head / 2
     halves: bool  # RoPE pairs value i with i + pairs, else 2i with 2i + 1
+    apart: int  # pairs of a component of positions whose values stand together (`Rope.apart`); 0: of all
     forms: tuple[int, ...]  # [layers]: index into `Shape.forms`
     kinds: tuple[int, ...]  # [layers]: kind of RoPE
     windows: tuple[int, ...]  # [layers]; 0: none
@@ -211,15 +218,16 @@ class Design:
         tuning = replace(Tuning.of(adapter), **chosen)
         if "mma" not in adapter.features:
             tuning = replace(tuning, mma_rows=0, stage=0, ahead=0)
-        shape, weights = Shape.of(spec, ENGINE.NAME, ENGINE.supports), make_weights(file, spec, adapter.limits.binding)
+        shape, weights = ENGINE.shape_of(spec), make_weights(file, spec, adapter.limits.binding)
         adapters = Adapters.of(config.lora_rank, config.kv_dtype)
         adapters.check(weights, adapter.limits.binding)
         return cls(
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
+            max(max(each.apart, default=0) for each in rotation.angles),
             tuple(shape.forms_of(network)), rotation.kinds, network.windows,
             tuple(
-                layer if core is None or core.rows_of is None else core.rows_of
+                core.source(layer) if core else layer
                 for layer, core in enumerate(network.attention)
             ),
             LayerKinds.of(network.windows, network.rowless).whole,
@@ -233,11 +241,15 @@ class Design:
         """Whether a layer's rows lie in an arena of rings alone."""
         return self.shape.apart and self.windows[layer] > 0
 
+    def row_form(self, core: Attention) -> RowForm:
+        """The rows that a core reads."""
+        return RowForm.of(core, cross_dtype(self.kv_dtype) if core.across else self.kv_dtype)
+
     @property
     def tables(self) -> Tables:
         shape = self.shape
         kinds, normal = max(self.kinds, default=0) + 1, normal_values(shape, self.kv_dtype)
-        return Tables.of(shape.layers, shape.kv_heads, kinds, self.chunk, self.pairs, normal)
+        return Tables.of(shape.layers, shape.kv_heads, kinds, self.chunk, self.pairs, normal, encoder=shape.encoder)
 
     def buffers(self, positions: int) -> dict[str, int]:
         """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
@@ -279,7 +291,7 @@ def scratch_sizes(
         ),
         "latents": chunk
         * max(
-            [each.rank + core.row.key for each, core in latent]
+            [each.rank + core.row.key + core.heads * each.gated for each, core in latent]
             + [core.selected for core in scans]
             + [core.rank for core in shape.cores(KimiDelta)],
             default=0,

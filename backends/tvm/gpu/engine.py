@@ -18,7 +18,8 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.adapters import Adapted, pack_adapters
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING_MOVE, Design, RowForm, State, input_stride
+from edge.backends.tvm.gpu.crossing import CrossRows
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, CROSS, PICKS, RING_MOVE, Design, RowForm, State, input_stride
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.memory import DeviceMemory
@@ -34,9 +35,9 @@ from edge.errors import NOT_FINITE, EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora
 from edge.model.architectures.angles import temperatures
-from edge.model.given import GivenRows
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows
+from edge.model.parts.places import Places
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -44,8 +45,8 @@ _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 
 
 class GPUEngine:
-    """The ObservedEngine, PickingEngine and AdaptedEngine protocols over a program on a device. All memory is allocated
-    at load."""
+    """The ObservedEngine, PickingEngine, AdaptedEngine and CrossEngine protocols over a program on a device. All memory
+    is allocated at load."""
 
     capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
@@ -90,6 +91,8 @@ class GPUEngine:
     def _warm_up(self) -> None:
         """Run every decode kernel once: some drivers compile on the first run, whose time, energy and memory belong to
         loading. If adapters are supported, they are zero here. Then choose the normals of the keys' reflections."""
+        if self._across:
+            self.set_crossed(np.zeros((1, self.spec.hidden), np.float32))
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
             self._kv.truncate(0)
@@ -126,6 +129,7 @@ class GPUEngine:
         self._placed = self._rings or self._arena
         size = sum(network.fixed_values)
         self._state = DeviceState(self._device, size) if size else None
+        self._across = CrossRows(self._device, self.design, network, config) if network.crossings else None
         key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
         self._model_key = key
         return make_kv(self._arena, memory.kv.kinds, *memory.kv.regions(), rope, key, config, self._state, self._rings)
@@ -138,12 +142,17 @@ class GPUEngine:
         return made | {name: self._device.create(size) for name, size in sizes.items() if name not in made}
 
     def _row_buffers(self) -> dict[str, Buffer]:
-        rings = self._rings.rows.buffers if self._rings else {}
-        return self._arena.rows.buffers | {RING + name: buffer for name, buffer in rings.items()}
+        arenas = self._row_arenas()
+        return {mark + name: buffer for mark, rows in arenas.items() for name, buffer in rows.buffers.items()}
+
+    def _row_arenas(self) -> dict[str, DeviceRows]:
+        """All arenas' rows, by what stands before the names of their buffers."""
+        found = {"": self._arena, RING: self._rings, CROSS: self._across}
+        return {mark: arena.rows for mark, arena in found.items() if arena}
 
     def _record(self) -> None:
-        for arena in filter(None, (self._arena, self._rings)):
-            arena.rows.record()
+        for rows in self._row_arenas().values():
+            rows.record()
         self._buffers |= self._row_buffers()
         passes = {name: self._program.dispatches(name, self._adapted) for name in self._program.passes}
         passes |= {name.replace("step", "greedy"): passes[name] + passes["picked"] for name in passes if "step" in name}
@@ -171,6 +180,34 @@ class GPUEngine:
             self._device.write(self._buffers[name], offset, words)
             changed |= more
         return changed
+
+    def set_crossed(self, states: FloatArray) -> None:
+        """See CrossEngine."""
+        across, padded = self._open_across(), self.design.shape.padded_hidden
+
+        def run(part: FloatArray) -> None:
+            self._tables[State.COUNT], self._tables[State.APPENDED] = len(part), 0
+            across.place(self._tables)
+            self._device.write(self._buffers["tables"], 0, self._tables)
+            rows = np.pad(part, ((0, 0), (0, padded - self.spec.hidden))).astype(np.float32)
+            self._device.write(self._buffers["x"], 0, rows)
+            self._device.run(self._passes["cross"], len(part))
+
+        with gpu_work(self.config.threads):
+            across.fill(states, run)
+
+    def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """See CrossEngine."""
+        return self._open_across().read(layer)
+
+    def rest(self) -> None:
+        """See CrossEngine: buffers stay."""
+
+    def _open_across(self) -> CrossRows:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        assert self._across
+        return self._across
 
     @property
     def kv(self) -> HeadKV[NativeStore[DeviceRows]]:
@@ -341,6 +378,8 @@ class GPUEngine:
         state[State.SPAN], state[State.SPAN_STOP] = (0, 0) if places is None else _span(places)
         state[design.tables.starts :][:heads] = self._arena.starts
         state[design.tables.lengths :][:heads] = self._arena.lengths
+        if self._across:
+            self._across.place(state)
         if self._token_table:
             device.write(self._buffers["layer_inputs"], 0, self._looked_up(self._token_table, tokens))
         device.write(self._buffers["tables"], 0, state)

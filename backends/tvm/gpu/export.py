@@ -26,7 +26,7 @@ from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.sources import source_hash
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.storage.versions import own_versions
 
 PROGRAM, WEIGHTS, DESIGN = FILES = ("program.json", "weights.bin", "design.json")

@@ -10,17 +10,18 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from edge.backends.tvm.cpu.arguments import cross_dtype
 from edge.backends.tvm.gpu import picking
-from edge.backends.tvm.gpu.design import RING_MOVE, Design, RowForm
+from edge.backends.tvm.gpu.design import CROSS_MOVE, RING_MOVE, Design, RowForm
 from edge.backends.tvm.gpu.kernels import pick
+from edge.backends.tvm.gpu.kernels.attention.rows import move
 from edge.backends.tvm.gpu.kernels.embed import add_given, embed
-from edge.backends.tvm.gpu.kernels.norms import normalise
-from edge.backends.tvm.gpu.kernels.products import head_products
-from edge.backends.tvm.gpu.kernels.rows import move
-from edge.backends.tvm.gpu.kernels.steps import step
+from edge.backends.tvm.gpu.kernels.norms import Norm, normalise
+from edge.backends.tvm.gpu.kernels.products.products import head_products
+from edge.backends.tvm.gpu.kernels.products.steps import step
+from edge.backends.tvm.gpu.kernels.products.tiles import chunk
 from edge.backends.tvm.gpu.kernels.threads import Built
-from edge.backends.tvm.gpu.kernels.tiles import chunk
-from edge.backends.tvm.gpu.phases.attention import attention
+from edge.backends.tvm.gpu.phases.attention import attention, make_cross_rows
 from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_in
 from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
@@ -59,9 +60,17 @@ CORES: dict[type, Callable[..., None]] = {
 def generate(design: Design) -> Program:
     """Generate a model's program. Passes: step; chunk; `last` and `rows`, the logits of a chunk's last token or of
     State.WANTED; then `picked` or `top` (picking.py). With `Design.observes` also `observed step` and `observed
-    chunk`."""
+    chunk`; of models with cross attention `cross`, which makes rows of states in `x`. An encoder has a chunk alone,
+    which ends with the states: in `normed`, or in `x` without a last norm."""
     kernels = Kernels(design.language)
-    makers = {"step": _step, "chunk": _layers, "last": _last, "rows": _rows}
+    if design.shape.encoder:
+        _layers(made := PassBuilder(design, kernels))
+        if norm := Norm.of(design.weights.rest, "output_norm", design.shape):
+            buffers, key = {"x": "x", "w1": "rest", "out": "normed"}, ("edge_norm_last", norm)
+            made.add("norm", None, key, lambda name: normalise(name, norm, design.chunk), buffers)
+        return Program(design.language, kernels.by_name, design.buffers(0), {"chunk": tuple(made.dispatches)})
+    crosses = design.shape.crosses
+    makers = {"step": _step, "chunk": _layers, "last": _last, "rows": _rows} | ({"cross": _cross} if crosses else {})
     passes = {}
     for name, make in makers.items():
         make(made := PassBuilder(design, kernels, single=name == "step"))
@@ -70,8 +79,10 @@ def generate(design: Design) -> Program:
         for name in ("step", "chunk"):
             makers[name](made := PassBuilder(design, kernels, single=name == "step", observed=True))
             passes[f"observed {name}"] = tuple(made.dispatches)
-    moved = {"edge_move": design.shape.attention} | ({RING_MOVE: design.shape.ringed} if design.shape.apart else {})
-    moves = (move(name, RowForm.of(core, design.kv_dtype)) for name, core in moved.items())
+    moved = {"edge_move": RowForm.of(design.shape.attention, design.kv_dtype)}
+    moved |= {RING_MOVE: RowForm.of(design.shape.ringed, design.kv_dtype)} if design.shape.apart else {}
+    moved |= {CROSS_MOVE: RowForm.of(design.shape.attention, cross_dtype(design.kv_dtype))} if crosses else {}
+    moves = (move(name, form) for name, form in moved.items())
     for built in (*moves, *pick.kernels()):
         kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
     logits = Slice("logits")
@@ -100,6 +111,13 @@ def _layers(made: PassBuilder) -> None:
         if layer < made.design.shape.deepstack and not made.single:
             _add_given(made, layer)
     made.add_residual(layers - 1)
+
+
+def _cross(made: PassBuilder) -> None:
+    for layer in range(len(made.design.weights.layers)):
+        for block in made.design.blocks(layer):
+            if isinstance(block.core, Attention) and block.core.across:
+                make_cross_rows(made, block.core, layer)
 
 
 def _add_given(made: PassBuilder, layer: int) -> None:

@@ -119,9 +119,16 @@ class DeviceRows:
 
     def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
         """Keys of one head among those of all layers, float32 [n, head], or of several, [heads, n, head]."""
-        found = [self._decoded(*self._read(part, KEYS)) for part in _parts(rows)]
-        keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
-        return self._reflected(keys.reshape(*rows.shape, self._form.head), heads)
+        return self._reflected(self._numbers(rows, KEYS), heads)
+
+    def values(self, rows: AnyArray) -> FloatArray:
+        """Values of rows [heads, n], float32 [heads, n, head]."""
+        return self._numbers(rows, self._kinds[-1])
+
+    def _numbers(self, rows: AnyArray, kind: int) -> FloatArray:
+        found = [self._decoded(*self._read(part, kind)) for part in _parts(rows)]
+        numbers: FloatArray = np.concatenate([np.zeros((0, self._form.head), np.float32), *found])
+        return numbers.reshape(*rows.shape, self._form.head)
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows."""
@@ -129,24 +136,20 @@ class DeviceRows:
         return np.concatenate([np.zeros(0, np.float32), *found])
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
-        form = self._form
-        codes, scales = encode(self.dtype, self._reflected(keys, heads).reshape(rows.size, form.head))
-        words = np.ascontiguousarray(scales).view(np.uint32) if form.scaled else np.zeros((rows.size, 0), np.uint32)
-        stored, at = to_memory(form, codes), 0
-        for part in _parts(rows):
-            own = slice(at, at + part.size)
-            self._write(part, KEYS, stored[own], words[own].reshape(-1))
-            at += part.size
+        self._set(rows, self._reflected(keys, heads), KEYS)
 
     def set_values(self, rows: AnyArray, values: FloatArray) -> None:
         """Values, float32 [heads, n, head], as `set_keys`."""
+        self._set(rows, values, VALUES)
+
+    def _set(self, rows: AnyArray, numbers: FloatArray, kind: int) -> None:
         form = self._form
-        codes, scales = encode(self.dtype, values.reshape(rows.size, form.head))
+        codes, scales = encode(self.dtype, numbers.reshape(rows.size, form.head))
         words = np.ascontiguousarray(scales).view(np.uint32) if form.scaled else np.zeros((rows.size, 0), np.uint32)
         stored, at = to_memory(form, codes), 0
         for part in _parts(rows):
             own = slice(at, at + part.size)
-            self._write(part, VALUES, stored[own], words[own].reshape(-1))
+            self._write(part, kind, stored[own], words[own].reshape(-1))
             at += part.size
 
     def collect(self, paid: FloatArray) -> None:

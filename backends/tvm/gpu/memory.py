@@ -3,6 +3,7 @@ and adapters (weights.py, adapters.py).
 
     tables                  the state of a pass, angles, positions: `Tables`
     keys, values, …         rows of all heads (kv/memory.py) │ staging rows, through which the host reads and writes
+    cross_keys, …           of an encoder's states (crossing.py) │ staging rows
     states                  fixed states
     x, normed, qkv, …       activations of a chunk
     logits, tokens, found   results
@@ -14,14 +15,15 @@ from dataclasses import replace
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.cpu.arguments import cross_dtype
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.adapters import Adapters
-from edge.backends.tvm.gpu.design import RowForm, Tables, normal_values, scratch_sizes
+from edge.backends.tvm.gpu.crossing import cross_rows
+from edge.backends.tvm.gpu.design import CROSS, RowForm, Tables, normal_values, scratch_sizes
 from edge.backends.tvm.gpu.kv import arena_buffers
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.memory import Array
-from edge.backends.tvm.packing.shape import Shape
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 
@@ -38,7 +40,7 @@ class DeviceMemory:
     @classmethod
     def of(cls, spec: ModelSpec, config: EngineConfig, tables: Tables | None = None) -> DeviceMemory:
         """tables: of the design; None: the largest of models with this spec."""
-        shape, network = Shape.of(spec, ENGINE.NAME, ENGINE.supports), find_network(spec)
+        shape, network = ENGINE.shape_of(spec), find_network(spec)
         config = replace(config, sequences=1, drafts=0, reads=0)
         kv = KVMemory.of(shape, LayerKinds.of(network.windows, network.rowless), config, spec.context)
         if tables is None:
@@ -59,6 +61,9 @@ class DeviceMemory:
             form = RowForm.of(arena.core, config.kv_dtype)
             found = arena_buffers(arena.whole, arena.ringed, form, observes=observes)
             buffers |= {arena.prefix + name: array for name, array in found.items()}
+        if crossed := cross_rows(network, config):
+            found = arena_buffers(0, crossed, RowForm.of(shape.attention, cross_dtype(config.kv_dtype)))
+            buffers |= {CROSS + name: array for name, array in found.items()}
         if fixed := sum(network.fixed_values):
             buffers["states"] = Array((fixed,), "float32", fixed=fixed)
         return cls(buffers, arrays, kv.temporaries(), kv)

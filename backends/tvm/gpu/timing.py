@@ -17,7 +17,7 @@ from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import groups_of
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Experts
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import IntArray
 
 _LOADING = 0.5  # of the progress

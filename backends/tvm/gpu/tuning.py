@@ -10,7 +10,7 @@ from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
 from edge.errors import UnsupportedError
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the fields of Tuning
     "rows": ("rows of a matrix that a thread multiplies, decode", (1, 2, 4, 8), (STEP,)),

@@ -23,14 +23,13 @@ from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, TRANSPOSED
-from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.packing.splits import bits_of
 from edge.backends.tvm.packing.weights import transpose
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Tensor as Described
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.records import dataclass
 from edge.types import AnyArray
@@ -149,9 +148,14 @@ class LayerLayout:
         assert not isinstance(tensor, Matrix)
         return tensor
 
+    def bounds(self, name: str, end: str) -> tuple[Vector, Vector] | None:
+        """The least and the greatest input or output (end) of a matrix, if the model has them."""
+        low, high = (self.vector(f"{name}.{end}_{bound}") for bound in ("min", "max"))
+        return (low, high) if low and high else None
+
     @property
     def nbytes(self) -> int:
-        return 4 * max(tensor.at + tensor.words for _, tensor in self.tensors)
+        return 4 * max((tensor.at + tensor.words for _, tensor in self.tensors), default=0)
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,8 @@ class WeightsLayout:
         """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, experts.0.0 …, rest."""
         pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
         pieces |= {each.buffer: 4 * each.count * each.stride for pieces in self.experts for each in pieces}
-        return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
+        rest = {"rest": self.rest.nbytes} if self.rest.tensors else {}
+        return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | rest
 
     @property
     def nbytes(self) -> int:
@@ -213,7 +218,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
-    Shape.of(spec, ENGINE.NAME, ENGINE.supports)  # which checks the layers
+    ENGINE.shape_of(spec)  # which checks the layers
     network = find_network(spec)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
@@ -232,7 +237,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
             f"a layer has {largest >> 20} MiB of weights, kernels of this GPU see {binding_limit >> 20}: "
             "use --backend=cpu"
         )
-    embedding = find.pieces("token_embd", "embed", binding_limit)
+    embedding = find.pieces("token_embd", "embed", binding_limit) if network.vocab else ()
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
     rest = find.layout((tensor for name, tensor in network.tensors() if name in _WHOLE), "")
     return WeightsLayout(layers, embedding, head, rest, experts)
@@ -353,7 +358,7 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
                 yield from pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
         for number, experts in enumerate(weights.experts):
             yield from _pack_experts(data, file, tensors, f"blk.{number}.", experts)
-        tables = [("token_embd", weights.embedding)]
+        tables = [("token_embd", weights.embedding)] if weights.embedding else []
         if weights.head != weights.embedding:
             tables.append(("output", weights.head))
         for name, pieces in tables:
@@ -392,10 +397,7 @@ def _pack(
         for start in range(0, total, step):
             count = min(step, total - start)
             raw = _read(data, info, (first + start) * row_bytes, count * row_bytes).reshape(count, -1)
-            pieces = pack_rows(tensor, raw, info.factor)
-            for at, words, piece in zip(tensor.offsets, tensor.row_words, pieces, strict=False):
-                if words:
-                    yield buffer, 4 * (at + row * words), piece.reshape(-1)
+            yield from _placed(buffer, tensor, row, pack_rows(tensor, raw, info.factor))
             row += count
 
 
@@ -407,10 +409,14 @@ def _pack_transposed(
     row_bytes, rows = info.nbytes * info.shape[0] // info.elements, tensor.rows // len(runs)
     for head, (first, columns) in enumerate(runs):
         raw = _read(data, info, first * row_bytes, columns * row_bytes).reshape(columns, -1)
-        pieces = pack_rows(tensor, transpose(raw, info.type, info.factor))
-        for at, words, piece in zip(tensor.offsets, tensor.row_words, pieces, strict=False):
-            if words:
-                yield buffer, 4 * (at + head * rows * words), piece.reshape(-1)
+        yield from _placed(buffer, tensor, head * rows, pack_rows(tensor, transpose(raw, info.type, info.factor)))
+
+
+def _placed(buffer: str, matrix: Matrix, row: int, pieces: Sequence[AnyArray]) -> Iterator[Packed]:
+    """The places of packed rows from `row` on."""
+    for at, words, piece in zip(matrix.offsets, matrix.row_words, pieces, strict=False):
+        if words:
+            yield buffer, 4 * (at + row * words), piece.reshape(-1)
 
 
 def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:

@@ -1,4 +1,5 @@
-"""A Householder reflection of each head's keys, for KV dtypes that apply a Hadamard transform (row_formats.py).
+"""A Householder reflection of each head's keys, for KV dtypes that apply a Hadamard transform (row_formats.py); for
+keys with biases, their mean, which rows lack.
 
 The keys of a head point in similar directions: over half of their energy is that of their mean. A reflection maps the
 mean to the first axis, which the Hadamard transform spreads evenly over all dimensions. So the common part becomes the
@@ -30,7 +31,19 @@ def sample_runs(capacity: int, vocab: int) -> IntArray:
 
 
 def find_normals(runs: Iterable[FloatArray], rotation: Rotation) -> FloatArray:
-    """Unit normals, float32 [heads, head], from keys of several runs, each [heads, n, head] at positions 0 … n−1.
+    """Unit normals, float32 [heads, head], from keys of several runs, each [heads, n, head] at positions 0 … n−1."""
+    return normals_of(find_means(runs, rotation))
+
+
+def normals_of(means: FloatArray) -> FloatArray:
+    """Unit normals of the reflections that map means, float32 [heads, head], to the first axis."""
+    normals = _unit(means)
+    normals[:, 0] -= 1
+    return _unit(normals)
+
+
+def find_means(runs: Iterable[FloatArray], rotation: Rotation) -> FloatArray:
+    """Mean keys of all positions, float32 [heads, head], from keys as of `find_normals`.
 
     Works on a few rows at a time: all heads at all positions would take more memory than the cache.
     """
@@ -38,9 +51,7 @@ def find_normals(runs: Iterable[FloatArray], rotation: Rotation) -> FloatArray:
     mean = np.mean(means, axis=0)
     parts = np.split(_POSITIONS, _PARTS)
     rotated = [rotation.rotate_cached(np.repeat(mean, part.size, axis=1), part).mean(axis=1) for part in parts]
-    normals = _unit(np.mean(rotated, axis=0))
-    normals[:, 0] -= 1
-    return _unit(normals)
+    return np.asarray(np.mean(rotated, axis=0))
 
 
 def reflect(x: FloatArray, normals: FloatArray) -> FloatArray:

@@ -122,7 +122,7 @@ def allocated_rows(capacity: int, *, uneven: bool) -> int:
 
 def longest_head(capacity: int, context: int, *, uneven: bool) -> int:
     """The most rows that one head may hold, which sizes its scratch and bookkeeping."""
-    return max(capacity, min(_LONGEST_SHARE * capacity, context)) if uneven else capacity
+    return max(capacity, min(LONGEST_SHARE * capacity, context)) if uneven else capacity
 
 
-_LONGEST_SHARE = 3  # times the average; PyramidKV's first layers get less than twice
+LONGEST_SHARE = 3  # times the average; PyramidKV's first layers get less than twice

@@ -33,7 +33,7 @@ class RowFormat:
         """Elements of each of the cache's arrays per row of a head. row: padded."""
         return {
             "keys": row.key // self.packed, "values": row.stored_value // self.packed,
-            "key_scales": self.scales, "value_scales": 0 if row.shared else self.scales,
+            "key_scales": self.scales if row.key else 0, "value_scales": self.scales if row.stored_value else 0,
         }  # fmt: skip
 
     def bytes(self, row: RowShape) -> int:
@@ -48,6 +48,16 @@ FORMATS = {
     "int8": RowFormat("int8", scales=1),
     "int4": RowFormat("uint8", packed=2, scale="float16", scales=2, transformed=True),
 }
+
+BALANCED = ("int8", "int4")  # dtypes in which the parts of a latent row share a scale (balance.py)
+
+
+def centres_keys(core: Attention, dtype: str) -> bool:
+    """Whether rows of keys lack what their biases have in common at all positions, which shifts all scores of a query
+    alike. Qwen2.5 has biases 40 times as long as the rest of a key (github.com/ggml-org/llama.cpp, issue 21385), of
+    which little would be left in BF16 or beside a common scale."""
+    shifts = core.causal and not core.score_cap and not core.sinks and not core.head_norms and not core.latent
+    return dtype != "f32" and "attn_k" in core.biases and core.makes_rows and shifts
 
 
 def row_bytes(core: Attention, dtype: str) -> int:
@@ -108,4 +118,4 @@ def pack_keys(dtype: str, codes: AnyArray) -> AnyArray:
 def unpack_keys(dtype: str, elements: AnyArray) -> AnyArray:
     if FORMATS[dtype].packed == 1:
         return elements
-    return np.stack([elements & 15, elements >> 4], axis=-1).reshape(*elements.shape[:-1], -1)
+    return np.stack([elements & 15, elements >> 4], axis=-1).reshape(*elements.shape[:-1], 2 * elements.shape[-1])

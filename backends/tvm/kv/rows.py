@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.backends.tvm.kv.householder import reflect
+from edge.backends.tvm.kv.householder import normals_of, reflect
 from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.memory import release
@@ -21,15 +21,17 @@ class HostRows:
     """The ArenaRows protocol (store.py) in main memory. arrays: shared with compiled code.
 
     move_rows: compiled function that copies rows within these arrays by pairs (source, target), int32 [n, 2].
-    normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
+    normals: of the Householder reflections of keys (householder.py), [heads of all layers, head]; centred: means that
+    stored keys lack.
     """
 
     def __init__(
         self, arena: ArenaSize, arrays: Mapping[str, AnyArray], dtype: str, normals: FloatArray,
-        move_rows: Callable[[Iterable[AnyArray], IntArray], object],
+        move_rows: Callable[[Iterable[AnyArray], IntArray], object], *, centred: bool = False,
     ) -> None:  # fmt: skip
         """arrays: `ArenaSize.stored`, allocated."""
         self.dtype, self.normals, self.count, self._move_rows = dtype, normals, arena.rows, move_rows
+        self._centred = centred
         self._tiles, self._widths = arena.rows // TILE, FORMATS[dtype].widths(arena.row)
         self.arrays = {name: arrays[arena.prefix + name] for name in self._widths}
         self.row_bytes = sum(width * self.arrays[name].itemsize for name, width in self._widths.items())
@@ -85,12 +87,19 @@ class HostRows:
     def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
         """Keys of one head among those of all layers, float32 [n, head], or of several, [heads, n, head]."""
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
-        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), heads)
+        return self._placed(decode(self.dtype, codes, self.gather("key_scales", rows)), heads, 1)
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
-        codes, scales = encode(self.dtype, self._reflected(keys, heads))
+        codes, scales = encode(self.dtype, self._placed(keys, heads, -1))
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
+
+    def give_means(self, rows: AnyArray, heads: AnyArray) -> None:
+        """Store the keys of these rows as apps do, which keep means. Afterwards, compiled code cannot read them."""
+        if self._centred:
+            keys = self.keys(rows, heads)
+            self.normals, self._centred = normals_of(self.normals), False
+            self.set_keys(rows, keys, heads)
 
     def set_values(self, rows: AnyArray, values: FloatArray) -> None:
         """Write values, float32 [..., head], to rows [...]."""
@@ -100,11 +109,13 @@ class HostRows:
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows. Norms depend neither on the order of packed values nor on their transformation."""
-        name = "value" if self.width("values") else "key"  # values may be a part of their keys
-        codes = unpack_keys(self.dtype, self.gather(f"{name}s", rows))
-        return np.asarray(np.linalg.norm(decode(self.dtype, codes, self.gather(f"{name}_scales", rows)), axis=-1))
+        codes = unpack_keys(self.dtype, self.gather("values", rows))
+        return np.asarray(np.linalg.norm(decode(self.dtype, codes, self.gather("value_scales", rows)), axis=-1))
 
-    def _reflected(self, keys: FloatArray, heads: AnyArray | int) -> FloatArray:
+    def _placed(self, keys: FloatArray, heads: AnyArray | int, sign: int) -> FloatArray:
+        """Keys as they are stored (sign −1), or the other way (1)."""
+        if self._centred:
+            return keys + sign * self.normals[heads][..., None, :]
         return reflect(keys, self.normals[heads]) if FORMATS[self.dtype].transformed else keys
 
     def shift(self, move: Move) -> None:

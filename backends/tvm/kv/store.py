@@ -60,7 +60,7 @@ class ArenaRows(Protocol):
     def set_values(self, rows: AnyArray, values: FloatArray) -> None: ...
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
-        """Norms of values, float32 [n]."""
+        """Norms of values that have memory of their own, float32 [n]."""
         ...
 
     def collect(self, paid: FloatArray) -> None:

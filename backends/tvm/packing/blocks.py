@@ -108,9 +108,10 @@ class IntegerBlock:
             return self._pack_halves(raw)
         split = self.split(raw).times(factor)
         rows, parts, count = split.quants.shape
-        fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).transpose(0, 2, 3, 1, 4)
+        fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).view(np.uint32)[..., 0]
+        quants = np.ascontiguousarray(fours.transpose(0, 2, 3, 1)).view(np.uint8)
         scales = [_by_lanes(each) for each in (split.numbers, split.factors) if each is not None]
-        return np.ascontiguousarray(fours), np.concatenate(scales, axis=-1)
+        return quants, np.concatenate(scales, axis=-1)
 
     def _pack_halves(self, raw: Bytes) -> tuple[Bytes, Bytes]:
         """Pack whole bands; the last may be shorter: quants uint8 [bytes]."""

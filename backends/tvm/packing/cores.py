@@ -72,17 +72,19 @@ class Kind:
 @dataclass(frozen=True)
 class RoutedRows:
     """Sizes of rows between the phases of experts. experts: the padded number. logits, shares: values of a token's row.
-    places: rows of activations of a token."""
+    places: rows of activations of a token. scores: of a thread, with those of groups."""
 
     experts: int
     logits: int
     shares: int
     places: int
+    scores: int
 
     @classmethod
     def of(cls, core: Experts) -> RoutedRows:
         experts, shared = round_up(core.number, LANES), int(core.shared > 0)
-        return cls(experts, experts + shared * LANES, round_up(core.used + shared, LANES), core.used + shared)
+        scores = experts + (round_up(core.groups, LANES) if core.groups > 1 else 0)
+        return cls(experts, experts + shared * LANES, round_up(core.used + shared, LANES), core.used + shared, scores)
 
 
 def kind_of(core: Core) -> Kind:
@@ -126,6 +128,7 @@ def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
     found = {"mixed": sizes.rows * round_up(core.mixed, 32), "gates": sizes.tokens * _width(core) * core.gated}
     if latent := core.latent:
         found |= {
+            "gates": sizes.tokens * round_up(core.heads, LANES) * latent.gated,
             "ranked": sizes.tokens * latent.rank, "ranked_normed": sizes.rows * latent.rank,
             "latents": sizes.tokens * core.row.key, "plain": sizes.tokens * core.heads * latent.plain,
             "expanded": sizes.tokens * core.width,
@@ -237,7 +240,7 @@ def _experts_floats(core: Experts, sizes: Sizes) -> Counts:
         "ffn": sizes.tokens * rows.places * _width(core),
         "quantized": sizes.rows * rows.places * _width(core),
         "routes": sizes.tokens * rows.logits,
-        "scores": sizes.threads * rows.experts,
+        "scores": sizes.threads * rows.scores,
         "shares": sizes.rows * rows.shares,
     }
 
@@ -290,7 +293,9 @@ KINDS: dict[type, Kind] = {
         lacks=_delta_lacks,
     ),
     KimiDelta: Kind(
-        lambda core: {"kimi_in": core.inputs, "kimi_gates": core.gates, "kimi_out": (core.output,)},
+        lambda core: {
+            "kimi_in": core.inputs, **({"kimi_gates": core.gates} if core.gates else {}), "kimi_out": (core.output,)
+        },
         {"kimi_in": "qkv", "quantize_selected": "qkv", "kimi_gates": "qkv", "kimi_delta": "attend",
          "quantize_mixed": "output", "kimi_out": "output"},
         _kimi_floats,

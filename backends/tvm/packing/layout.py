@@ -11,9 +11,9 @@ from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Experts, Rope, Tensor
-from edge.model.layers import Network
-from edge.model.mtp import SHARED
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.mtp import SHARED
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.records import dataclass
 
@@ -216,7 +216,7 @@ def _place(
         return Place(source, rows, 1, at, 0, 4 * rows, None, unit, interleaved)
     kind = info.type
     if rounded and not source.transposed:
-        from edge.model.rounding import ROUNDED, is_rounded  # here: encoders need it
+        from edge.model.structure.rounding import ROUNDED, is_rounded  # here: encoders need it
 
         kind = ROUNDED if is_rounded(info) else kind
     block = BLOCKS.get(kind)

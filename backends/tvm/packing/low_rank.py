@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.backends.tvm.packing.blocks import TILE
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, units_of
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 
 
 def padded_rank(rank: int) -> int:

@@ -29,8 +29,8 @@ from edge.model.cores import (
     ShortConvolution,
     Temperature,
 )
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled

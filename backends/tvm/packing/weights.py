@@ -6,10 +6,8 @@ folder under a key of everything that it depends on; `edge.storage.cache` checks
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -22,6 +20,7 @@ from edge.backends.tvm.packing.blocks import BAND, BLOCKS, FloatBlock, IntegerBl
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TRANSPOSED, PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
+from edge.devices.keys import key_of
 from edge.devices.platform import map_file
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -31,7 +30,8 @@ from edge.storage.fingerprint import Fingerprint, fingerprint
 from edge.types import AnyArray, Progress
 
 _BLOCK = 2 << 20  # bytes that Linux may map as one page
-_SLICE = 4 << 20  # bytes of a tensor that are packed at once, which limits the memory that packing takes
+_SLICE = 512 << 10  # bytes of a tensor that a thread packs at once, which limits the memory that packing takes
+_AT_ONCE = 2  # threads; slices that are larger, as those of large experts, are packed by one
 _HASHING = 0.1  # share of the time of packing, for the progress bar
 _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
@@ -81,96 +81,98 @@ def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
     how = source_hash("packing")
     places = [(name, each.block and each.block.name, each.quants, each.scales) for name, each in layout.places.items()]
     depends = (how, sorted(places), list(file.tensors.values()), found.sha256)
-    return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
+    return key_of(repr(depends))
 
 
 def pack_weights(file: GGUFFile, layout: PackedLayout, target: Path, progress: Progress | None = None) -> None:
     """Write the packed file."""
     with open(target, "wb") as out:
         write_weights(file, layout, out, 0, progress)
-    _reread(target)
 
 
 def write_weights(
     file: GGUFFile, layout: PackedLayout, out: BinaryIO, start: int, progress: Progress | None = None
 ) -> None:
     """Write the packed bytes into a new file from `start` on."""
-    done = 0
-    out.truncate(start + layout.nbytes)
-    with open(file.path, "rb") as source:
-        for place in layout.places.values():
-            if place.shared:
-                continue
-            for written in _pack_tensor(source, file.tensors[place.source.tensor], place, out, start):
-                done += written
+    from concurrent.futures import ThreadPoolExecutor  # here: first runs need it
+
+    end, zeros, filled = start + layout.nbytes, bytes(_BLOCK), set[int]()
+    out.truncate(end)
+    places = [place for place in layout.places.values() if not place.shared]
+    writing, slices = threading.Lock(), [each for place in places for each in _slices(file, place)]
+
+    def fill(first: int, nbytes: int) -> None:
+        """Write the blocks of these bytes whole: file systems with large pages keep them in such, cheap to map."""
+        for block in set(range(first // _BLOCK, (first + nbytes - 1) // _BLOCK + 1)) - filled:
+            filled.add(block)
+            at = max(start, block * _BLOCK)
+            out.seek(at)
+            out.write(zeros[: min(end, (block + 1) * _BLOCK) - at])
+
+    def pack(each: Slice) -> int:
+        with open(file.path, "rb") as source:
+            packed = _pack(source, file.tensors[each.place.source.tensor], each)
+        with writing:
+            for at, data in packed:
+                if sys.platform == "linux":
+                    fill(start + at, data.nbytes)
+                out.seek(start + at)
+                out.write(data.data)
+        return sum(data.nbytes for _, data in packed)
+
+    at_once = _AT_ONCE if all(each.nbytes <= _SLICE for each in slices) else 1
+    with ThreadPoolExecutor(at_once) as pool:  # NumPy releases Python's lock
+        try:
+            for done in accumulate(pool.map(pack, slices)):
                 if progress:  # often: it may raise, to end the packing of a large matrix
                     progress(min(1.0, done / layout.nbytes))
+        finally:
+            pool.shutdown(cancel_futures=True)
     out.flush()
 
 
-def _reread(path: Path) -> None:
-    """Read the file again, so that the page cache holds it in large pages, which are cheaper to map than small ones."""
-    if sys.platform != "linux":
-        return
-    with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        mapped.madvise(_HUGEPAGE)
-        for start in range(0, len(mapped), _BLOCK):
-            mapped[start]  # read a block
-            mapped.madvise(mmap.MADV_DONTNEED, start, min(_BLOCK, len(mapped) - start))
+class Slice(NamedTuple):
+    """Rows of a tensor that are packed at once."""
+
+    place: Place
+    first: int  # row of the source
+    rows: int
+    nbytes: int  # in the model's file
 
 
-def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> Iterator[int]:
-    """Write a tensor in slices, and yield the bytes of each."""
-    rows, unit = place.source.rows, place.unit
-    if place.source.transposed:
-        yield from _pack_transposed(source, info, place, out, start)
-        return
-    row_bytes = info.nbytes * place.columns // info.elements
-    whole = BAND * unit if place.halved else unit
-    step = unit if place.stride else max(1, _SLICE // (whole * row_bytes)) * whole
-    quants_at, scales_at = start + place.quants, start + place.scales
+def _slices(file: GGUFFile, place: Place) -> Iterator[Slice]:
+    info, rows, unit = file.tensors[place.source.tensor], place.source.rows, place.unit
+    if place.source.transposed:  # a head at a time, whose rows are columns in the file
+        row_bytes, step = info.nbytes * (place.rows * place.columns // rows) // info.elements, place.columns
+    else:
+        row_bytes = info.nbytes * place.columns // info.elements
+        whole = BAND * unit if place.halved else unit
+        step = unit if place.stride else max(1, _SLICE // (whole * row_bytes)) * whole
     for first in range(0, rows, step):
-        if place.stride:
-            moved = start + first // unit * place.stride
-            quants_at, scales_at = place.quants + moved, place.scales + moved
-        raw = _read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
-        padded = pad_rows(raw, unit, place.interleaved)
-        if place.block is None:
-            out.seek(quants_at)
-            written = out.write(padded.tobytes())
-            quants_at += written
-            yield written
-            continue
-        if isinstance(place.block, IntegerBlock) and info.type != place.block.stored:
-            from edge.model.rounding import round_to_q8_0  # here: encoders need it
-
-            padded = round_to_q8_0(padded, info.type)
-        quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes), info.factor)
-        for at, packed in ((quants_at, quants), (scales_at, scales)):
-            out.seek(at)
-            out.write(packed.tobytes())
-        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
-        yield quants.nbytes + scales.nbytes
+        count = min(step, rows - first)
+        yield Slice(place, first, count, count * row_bytes)
 
 
-def _pack_transposed(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> Iterator[int]:
-    """As `_pack_tensor`, of the heads' matrices, each of which the file has transposed. Blocks become `TRANSPOSED`."""
-    assert place.block is not None
-    columns, heads = place.columns, place.source.rows // place.columns
-    rows = place.rows // heads
-    row_bytes = info.nbytes * rows // info.elements
-    quants_at, scales_at = start + place.quants, start + place.scales
-    for head in range(heads):
-        raw = _read_rows(source, info.offset, row_bytes, place.source, head * columns, columns)
-        turned = transpose(raw, info.type, info.factor).reshape(rows, -1, place.block.raw_bytes)
-        quants, scales = place.block.pack(turned)
-        for at, packed in ((quants_at, quants), (scales_at, scales)):
-            out.seek(at)
-            out.write(packed.tobytes())
-        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
-        yield quants.nbytes + scales.nbytes
+def _pack(source: BinaryIO, info: TensorInfo, each: Slice) -> list[tuple[int, AnyArray]]:
+    """The packed bytes of a slice: offsets, and contiguous arrays."""
+    place, first, rows, nbytes = each
+    raw, block = _read_rows(source, info.offset, nbytes // rows, place.source, first, rows), place.block
+    if place.source.transposed:  # blocks become `TRANSPOSED`
+        padded = transpose(raw, info.type, info.factor)
+        factor, before = 1.0, first // place.columns * len(padded)
+    else:
+        padded, factor = pad_rows(raw, place.unit, place.interleaved), info.factor
+        before = 0 if place.stride else first // place.unit * round_up(place.unit, 16)
+    if block is None:
+        return [(place.quants + before * padded.shape[1], padded)]
+    if isinstance(block, IntegerBlock) and not place.source.transposed and info.type != block.stored:
+        from edge.model.structure.rounding import round_to_q8_0  # here: encoders need it
+
+        padded = round_to_q8_0(padded, info.type)
+    quants, scales = block.pack(padded.reshape(len(padded), -1, block.raw_bytes), factor)
+    moved = first // place.unit * place.stride
+    quants_at, scales_at = (moved + size for size in block.packed_bytes(before, place.columns))
+    return [(place.quants + quants_at, quants), (place.scales + scales_at, scales)]
 
 
 def transpose(raw: AnyArray, kind: str, factor: float = 1.0) -> AnyArray:
@@ -200,6 +202,8 @@ def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, firs
 
 def pad_rows(raw: AnyArray, unit: int, interleaved: Sequence[int] = ()) -> AnyArray:
     """Pad every `unit` rows with zero rows to whole tiles. interleaved: see `Place`."""
+    if not (interleaved or unit % 16 or len(raw) % unit):
+        return raw
     units, width = -(-len(raw) // unit), raw.shape[1]
     order = np.arange(unit)
     for stop, count in zip(accumulate(interleaved), interleaved, strict=True):

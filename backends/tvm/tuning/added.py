@@ -5,12 +5,12 @@ A device without TVM runs only the images that it was given, whatever tuning rec
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 from edge.backends.tuning import Values
 from edge.backends.tvm.sources import PASS, source_hash
+from edge.devices.keys import key_of
 from edge.records import dataclass
 from edge.storage import cache
 
@@ -40,4 +40,4 @@ def find_added(model: str, shape: dict[str, Any], kv_dtype: str, isa: str) -> Ad
 
 
 def _key(*subject: object) -> str:
-    return hashlib.sha256(json.dumps([*subject, source_hash(*PASS)], sort_keys=True).encode()).hexdigest()[:32]
+    return key_of(json.dumps([*subject, source_hash(*PASS)], sort_keys=True))

@@ -13,7 +13,7 @@ from edge.backends.tvm.tuning.space import allowed
 from edge.devices.host import processor, usable_cores
 from edge.devices.profiles import HOST
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:

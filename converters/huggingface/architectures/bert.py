@@ -16,8 +16,8 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.model.architectures.bert import TOKEN_TYPES
 from edge.model.architectures.modern_bert import PERIOD
-from edge.model.layers import RANKS
-from edge.model.tail import LABELS, POOLING
+from edge.model.structure.layers import RANKS
+from edge.model.structure.tail import LABELS, POOLING
 
 _IN_LAYERS = {
     "attn_q": "attention.self.query",

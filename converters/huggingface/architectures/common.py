@@ -17,7 +17,7 @@ from edge.converters.huggingface.views import Tensors
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray
 
 Layout = Literal["same", "interleaved", "transposed", "plus one"]

@@ -28,7 +28,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.formats.gguf_writer import Field
 from edge.model.architectures.gemma2 import query_scale
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 _GELU = "gelu_pytorch_tanh"
 _NAMES = LLAMA_NAMES | in_layers(

@@ -27,7 +27,7 @@ from edge.converters.huggingface.views import split
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 _SCORES, _EMBEDDING, _RESIDUAL, _LOGITS = (
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",

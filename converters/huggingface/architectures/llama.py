@@ -25,7 +25,7 @@ from edge.converters.huggingface.architectures.settings import Fixed
 from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 llama_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 

@@ -21,7 +21,7 @@ from edge.converters.huggingface.config import Config
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("yarn",))
 _BETA = "llama_4_scaling_beta"

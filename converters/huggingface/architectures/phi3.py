@@ -23,7 +23,7 @@ from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("default", "longrope"))
 _APART = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")

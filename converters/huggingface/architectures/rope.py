@@ -16,7 +16,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.formats.gguf_writer import Field
 from edge.model.architectures.angles import yarn_magnitude
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import FloatArray
 
 KEPT = "edge.rope_scaling"  # llama3's parameters as JSON: GGUF has only the factors computed from them

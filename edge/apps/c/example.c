@@ -38,7 +38,7 @@ static void misused(void)
 static uint32_t number_of(const char *word) /* from 1 to UINT32_MAX */
 {
     char *end;
-    unsigned long long number = strtoull(word, &end, 10); /* which takes signs and spaces, too; ULLONG_MAX if too large */
+    unsigned long long number = strtoull(word, &end, 10); /* takes signs and spaces, too; ULLONG_MAX: too large */
     if (*word < '0' || *word > '9' || *end || !number || number > UINT32_MAX)
         misused();
     return (uint32_t)number;

@@ -2,8 +2,8 @@
  *
  *     hear SOUND [LANGUAGE]
  *
- * SOUND is a WAV file of 16 bits, of any rate; channels are averaged. LANGUAGE is a code such as en, else it is found. model.edge
- * and ears.edge lie beside the program.
+ * SOUND is a WAV file of 16 bits, of any rate; channels are averaged. LANGUAGE is a code such as en, else it is found.
+ * model.edge and ears.edge lie beside the program.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,8 +87,10 @@ int main(int count, char **words)
         return fputs("usage: hear SOUND [LANGUAGE]\n", stderr), 2;
     static char paths[2][4096];
     static float samples[PIECE];
-    edge_source source = {.size = sizeof source, .path = beside(words[0], "model.edge", paths[0], sizeof paths[0]), .fd = -1};
-    edge_source ears = {.size = sizeof ears, .path = beside(words[0], "ears.edge", paths[1], sizeof paths[1]), .fd = -1};
+    const char *model_path = beside(words[0], "model.edge", paths[0], sizeof paths[0]);
+    const char *ears_path = beside(words[0], "ears.edge", paths[1], sizeof paths[1]);
+    edge_source source = {.size = sizeof source, .path = model_path, .fd = -1};
+    edge_source ears = {.size = sizeof ears, .path = ears_path, .fd = -1};
     edge_hearing how = EDGE_HEARING;
     how.language = count > 2 ? words[2] : NULL;
     uint32_t channels;

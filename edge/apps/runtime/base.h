@@ -22,6 +22,15 @@ static inline uint32_t smaller(uint32_t one, uint32_t other)
     return one < other ? one : other;
 }
 
+static inline uint32_t likeliest(const float *logits, uint32_t count) /* the lowest among equals */
+{
+    uint32_t found = 0;
+    for (uint32_t token = 1; token < count; token++)
+        if (logits[token] > logits[found])
+            found = token;
+    return found;
+}
+
 static inline uint32_t whole_tiles(uint32_t count) /* rounded up to a multiple of TILE */
 {
     return (count + TILE - 1) / TILE * TILE;

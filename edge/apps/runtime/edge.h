@@ -292,10 +292,11 @@ typedef struct { /* how a sound is heard; EDGE_HEARING leaves all but the rate t
     uint32_t everything; /* Ask the model about silence and steady noise, too, which are passed over otherwise. */
     uint32_t alone; /* The text of a window is no prompt for the next. */
     uint32_t live; /* The sound is made meanwhile: a window ends at a pause, instead of after 30 s. */
+    uint32_t words; /* Each word gets its times. */
     /* end */
 } edge_hearing;
 /* generated: EDGE_HEARING */
-#define EDGE_HEARING {sizeof(edge_hearing), 0, NULL, 0, NULL, -1, 0, 0, 0}
+#define EDGE_HEARING {sizeof(edge_hearing), 0, NULL, 0, NULL, -1, 0, 0, 0, 0}
 /* end */
 
 typedef struct { /* a part of a transcript; its strings and tokens are valid until the session's next call */
@@ -308,6 +309,7 @@ typedef struct { /* a part of a transcript; its strings and tokens are valid unt
     double start; /* Seconds in the sound at which it begins, and next, ends. */
     double end;
     const char *language; /* The code of the language; empty: not yet known. */
+    const char *words; /* If asked for, in JSON: a list of objects with word, start, end, probability; else empty. */
     const int32_t *tokens; /* With timestamps. */
     uint32_t tokens_count;
     double temperature; /* Of the window it was found in, as the next three. */

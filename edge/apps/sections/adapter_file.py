@@ -3,7 +3,8 @@
 A file has a header; for each matrix that may have an adapter, the offsets of A, A's scales and B (0, 0, 0: none); the
 packed matrices (backends/tvm/adapters.py); for bundles with GPU programs, the matrices packed for the GPU
 (backends/tvm/gpu/adapters.py); and the SHA-256 of all that. Section ADAPTERS of model.edge lists the CPU's matrices,
-section GPU those of a GPU. A file fits every bundle of its model with room for its rank; on a GPU, with the same rank.
+the GPU's programs those of a GPU. A file fits every bundle of its model with room for its rank; on a GPU, and in pages
+with GPU programs, with the same rank.
 Bundles with f32 KV rows need files of their own, whose matrices are float32.
 """
 
@@ -36,13 +37,14 @@ from edge.model.tensors import find_tensors
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 
-VERSION = 2  # of the file and of the packed matrices in it
+VERSION = 3  # of the file and of the packed matrices in it
 MAGIC = b"EDGELORA"
 KINDS = ("I8", "F16", "F32")  # how B is stored, in the order of LORA_I8 …
 
 # Section ADAPTERS, then an ADAPTED for each matrix. rank: padded, as in files. lora_rank: index of the rank in the
-# table of the pass. room: bytes for an adapter. layout: the hash of the matrices' sizes.
-ADAPTERS = c_struct(rank="<u4", count="<u4", lora_rank="<u4", reserved="<u4", room="<u8", layout="V32")
+# table of the pass. room: bytes for an adapter. gpu: bytes of a file's part for the GPU, 0 without programs for one.
+# layout: the hash of the matrices' sizes.
+ADAPTERS = c_struct(rank="<u4", count="<u4", lora_rank="<u4", reserved="<u4", room="<u8", gpu="<u8", layout="V32")
 # table: index of the three offsets in the table of the pass. a, a_scales, b: bytes per rank. b_scales: bytes.
 ADAPTED = c_struct(table="<u4", kind="<u4", a="<u4", a_scales="<u4", b="<u4", b_scales="<u4")
 # bytes, gpu_bytes: of the matrices, of the part for a GPU. model: SHA-256 of the model's file.
@@ -60,8 +62,9 @@ def check_rank(rank: int) -> int:
     return rank
 
 
-def adapters_section(layout: PackedLayout, rank: int, *, exact: bool) -> bytes:
-    """Section ADAPTERS. rank: the largest to have room for. exact: matrices are float32."""
+def adapters_section(layout: PackedLayout, rank: int, *, exact: bool, gpu: int = 0) -> bytes:
+    """Section ADAPTERS. rank: the largest to have room for. exact: matrices are float32. gpu: bytes of a file's part
+    for the GPU."""
     table, rows, matrices = Table.of(layout.shape), [], list(adaptable(layout, exact=exact))
     for each in matrices:
         place = table.place(each.layer, f"{each.name}.lora_a")
@@ -71,7 +74,8 @@ def adapters_section(layout: PackedLayout, rank: int, *, exact: bool) -> bytes:
     digest = hashlib.sha256(repr((VERSION, sizes.tolist())).encode()).digest()
     head = {
         "rank": padded_rank(rank), "count": len(rows), "lora_rank": table.slot("lora_rank"),
-        "room": ALIGNMENT + sum(each.nbytes(padded_rank(rank)) for each in matrices), "layout": np.void(digest),
+        "room": ALIGNMENT + sum(each.nbytes(padded_rank(rank)) for each in matrices), "gpu": gpu,
+        "layout": np.void(digest),
     }  # fmt: skip
     return filled(ADAPTERS, head) + b"".join(rows)
 
@@ -132,7 +136,8 @@ def _packed(model: Model, files: tuple[LoraFile, ...], room: _Room) -> tuple[byt
 
 
 def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
-    """For each matrix a byte, 1 if the adapter changes it; then the content of the buffers."""
+    """For each matrix a byte, 1 if the adapter changes it, up to a multiple of BUFFER_ALIGNMENT; then the content of
+    the buffers."""
     file, spec = model.file, model.spec
     weights = make_weights(file, spec, PORTABLE.binding)
     adapters = gpu_adapters.Adapters.of(room.rank, "f32" if room.exact else "f16")
@@ -140,7 +145,8 @@ def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
     for (_, _, packed), more in gpu_adapters.pack_adapters(lora, find_tensors(file, spec), weights, adapters):
         buffers.append(packed.tobytes() + bytes(-packed.nbytes % BUFFER_ALIGNMENT))
         changed |= more
-    return bytes(each in changed for each in matrices_in(weights, adapters)) + b"".join(buffers)
+    flags = bytes(each in changed for each in matrices_in(weights, adapters))
+    return flags + bytes(-len(flags) % BUFFER_ALIGNMENT) + b"".join(buffers)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ def _room_of(bundle: str | Path) -> _Room:
         with path.open("rb") as file:
             (head,) = np.frombuffer(file.read(HEADER.itemsize), HEADER)
             entries = np.frombuffer(file.read(int(head["sections"]) * ENTRY.itemsize), ENTRY)
-            sections, kinds = dict[int, bytes](), set(entries["kind"].tolist())
+            sections = dict[int, bytes]()
             for each in entries:
                 if each["kind"] in (Section.CONFIG, Section.ADAPTERS):
                     file.seek(int(each["offset"]))
@@ -179,4 +185,4 @@ def _room_of(bundle: str | Path) -> _Room:
         raise ModelFormatError(f"{bundle} is no bundle of this version of edge export") from None
     exact = KV_DTYPES[config["kv_dtype"]] == "f32"
     layout, rank, nbytes = found["layout"].tobytes(), int(found["rank"]), int(found["room"])
-    return _Room(path, head["hash"].tobytes(), layout, rank, nbytes, exact, Section.GPU in kinds)
+    return _Room(path, head["hash"].tobytes(), layout, rank, nbytes, exact, bool(found["gpu"]))

@@ -7,8 +7,8 @@ from typing import get_args
 from edge.apps.c_struct import c_struct, filled
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.errors import InputError, UnsupportedError
-from edge.model.layers import DENSE, Network, Pooling
 from edge.model.model import DEFAULT_PROMPT, Model
+from edge.model.structure.layers import DENSE, Network, Pooling
 from edge.model.tensors import find_network
 
 POOLINGS: tuple[str, ...] = get_args(Pooling)  # in the order of the numbers in the file

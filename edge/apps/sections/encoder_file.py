@@ -20,6 +20,7 @@ from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.kv import make_policy
@@ -38,6 +39,8 @@ class EncoderFile:
     config: EngineConfig  # its capacity: the most rows of a pass
     designs: list[Design]
     own: Mapping[Section, bytes]  # sections of the encoder's own kind
+    main: PackedLayout | None = None  # of the model whose embedding and head it shares (`PackedLayout.beside`)
+    drafter: str = ""  # the name of its drafter_kind in C; empty: it drafts nothing
 
     @property
     def name(self) -> str:
@@ -50,19 +53,28 @@ class EncoderFile:
         return found.weights + found.kv + found.scratch + sum(map(len, self.own.values()))
 
     def with_threads(self, threads: int) -> EncoderFile:
-        """The same with memory for so many threads."""
+        """The same with memory for `threads` threads."""
         return replace(self, config=replace(self.config, threads=threads))
 
     def sections(self) -> dict[Section, bytes]:
         """All but the weights."""
+        found = self._sections(0)
+        if self.main is None:
+            return found
+        _, weights = model_file.section_places(found)
+        return self._sections(round_up(self.main.nbytes, model_file.WEIGHT_ALIGNMENT) + weights)
+
+    def _sections(self, beside: int) -> dict[Section, bytes]:
+        """beside: from the weights of `main` to these."""
         model, layout, config = self.source, self.layout, self.config
+        placed = layout if self.main is None else layout.beside(self.main, beside, 0)
         return {
             Section.CONFIG: model_file.config_section(
                 model, layout, config, make_policy("full"), 1, chat=False, sampling=SamplingParams(), power=Power(),
-                kv_bytes=0, scratch_bytes=0, peak=self.need,
+                kv_bytes=0, scratch_bytes=0, peak=self.need, beside=beside,
             ),
-            Section.LAYERS: model_file.layers_section(layout),
-            Section.DESIGNS: model_file.designs_section(model, layout, config, [each.target for each in self.designs]),
+            Section.LAYERS: model_file.layers_section(model, layout, config.kv_dtype),
+            Section.DESIGNS: model_file.designs_section(model, placed, config, [each.target for each in self.designs]),
             Section.ANGLES: model_file.angles_section(model, layout, config),
             Section.STRINGS: model_file.strings_section(model.spec.name, "", "full", config.kv_dtype),
             Section.EMBED: norm_section(layout),

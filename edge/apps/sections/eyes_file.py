@@ -29,14 +29,14 @@ from edge.model.towers.mmproj import Mmproj
 from edge.model.towers.qwen import EPS, Qwen, Qwen3
 from edge.model.towers.qwen25 import Qwen25
 from edge.records import dataclass
-from edge.run.sight import TOGETHER
+from edge.run.senses.sight import TOGETHER
 from edge.types import FloatArray
 
 FAMILIES = ("tiles", "square", "lfm2", "qwen", "gemma4", "sound")  # rules of layouts, in the order of EYES_TILES …
 SOUND = FAMILIES.index("sound")  # no picture: section SOUNDS has its layout
 FILTERS = ("bilinear", "bicubic", "lanczos")  # in the order of enum pixel_filter
-# What is added to the rows of patches. of a grid: a row of a table for each patch. resized: the table is resized with
-# antialias; stretched: read from its first row to its last; crossed: one table for columns, one for rows.
+# Positions that are added to the rows of patches. of a grid: a row of a table for each patch. resized: the table is
+# resized with antialias; stretched: read from its first row to its last; crossed: one table for columns, one for rows.
 POSITIONS = ("none", "of a grid", "resized", "stretched", "crossed")
 # first, after system, next: the template's text before a first picture; between two; after the last. start: before the
 # rows of a picture in one piece, open: before its first tile. tile: before each tile's, where %d stand for its row and
@@ -58,7 +58,7 @@ CONFIG = c_struct(
     # longer side of a picture; values of a row's part, and of a state.
     **dict.fromkeys(("patch", "side", "grid", "join", "most", "projected", "hidden"), "<u4"),
     chats="<u4",  # bit i: the template takes a picture behind the i-th of its texts
-    parts="<u4",  # of a row: what is added behind the text model's first layers comes last
+    parts="<u4",  # of a row; those that are added behind the text model's first layers come last
     tokens="<u4",  # the most of a picture
     least="<u4",  # the fewest that the family allows to be the most
     filter="<u4",  # FILTER_BILINEAR …
@@ -211,7 +211,7 @@ def _divided(tower: PictureTower, texts: dict[str, str], width: int, tokens: int
 
 
 def _fixed(tower: PictureTower) -> dict[str, FloatArray]:
-    """What is added to the rows of a square's patches, biases included."""
+    """The rows that are added to those of a square's patches, biases included."""
     clip = tower.mmproj
     return {
         "patch": _patches(clip), "base": tower.stem(np.zeros((clip.side, clip.side, 3), np.float32))
@@ -314,7 +314,7 @@ def _gemma4(tower: PictureTower, tokens: int | None) -> _Family:
     numbers = {
         "family": 4, "join": 3, "most": 1, "tokens": budget, "least": tower.sizes[0], "filter": 1, "positions": 4,
         "table": tables.shape[1], "columns_first": 1, "means": 1, "norm": 1, "eps": clip.eps,
-        "factor": sqrt(clip.hidden), "mean": (0.5,) * 3, "std": (0.5,) * 3,
+        "factor": sqrt(clip.hidden), "mean": (0.5,) * 3, "std": (0.5,) * 3, "whole": tower.whole_rows,
     }  # fmt: skip
     matrices = {"patch": _patches(clip), "base": tables.reshape(-1, clip.hidden)}
     if "v.std_bias" in clip.file.tensors:

@@ -25,14 +25,14 @@ from edge.errors import BudgetError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.media.mel import HOP, mel_filters
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.tokens.tokenizer import TokenizerLike
 from edge.model.whisper import EARS, STEM, Whisper, ears_file, words_file
 from edge.options import AUTO, Options
 from edge.plan.device import limits_of
 from edge.plan.plan import Plan, PlanBytes
-from edge.run.hearing import CHUNK
+from edge.run.senses.hearing import CHUNK
 from edge.run.speech.plan import check_options
 from edge.run.speech.rules import TokenRules
 from edge.types import FloatArray
@@ -40,16 +40,17 @@ from edge.types import FloatArray
 FASTEST = 192000  # samples per second: filters of faster sound take memory
 PANEL = 8  # columns of a matrix that lie side by side
 MOST_BANDS, MOST_FRAMES, MOST_TEXT_BYTES = 128, 3000, 1 << 20
+ALIGNED = 8  # tokens around those of a text, whose attention across is looked at
 SOUND = 4 << 20  # bytes of a session for sounds: filters of resampling, tables, bands of the convolutions
 _CHARACTER = 64  # bytes beside a text's own
 
 HEARING = c_struct(
     **dict.fromkeys(
         ("mels", "frames", "text_bytes", "sot", "eot", "translate", "transcribe", "prev", "no_speech",
-         "first_timestamp", "never", "blank", "languages", "reserved"), "<u4",
+         "first_timestamp", "never", "blank", "languages", "no_timestamps"), "<u4",
     )
 )  # fmt: skip
-STEM_CONFIG = c_struct(**dict.fromkeys(("mels", "hidden", "positions", "reserved"), "<u4"))
+STEM_CONFIG = c_struct(**dict.fromkeys(("mels", "hidden", "positions", "heads"), "<u4"))
 STRUCTS = {"hearing_config": HEARING, "stem_config": STEM_CONFIG}  # by their names in C
 
 
@@ -84,7 +85,9 @@ def plan_ears(profile: DeviceProfile, whisper: Whisper, options: Options, proces
     words = EngineConfig(whisper.context, min(CHUNK, whisper.context), dtype, threads, crossed=whisper.positions)
     ears = EngineConfig(whisper.positions, whisper.positions, dtype, threads)
     one, other = engine.footprint(whisper.spec, words), engine.footprint(whisper.ears, ears)
-    sound = 4 * (whisper.frames * (HOP + whisper.mels) + 3 * whisper.vocab) + SOUND
+    rows, positions, hidden = whisper.context // 2 + ALIGNED, whisper.positions, whisper.spec.hidden
+    aligned = rows * (9 * positions + 4 * (hidden + whisper.spec.head_dim)) + 4 * positions * whisper.spec.head_dim
+    sound = 4 * (whisper.frames * (HOP + whisper.mels) + 3 * whisper.vocab) + SOUND + aligned
     counted = PlanBytes(
         process, one.weights + other.weights, one.kv + other.kv, one.scratch + other.scratch + sound,
         fixed_kv=one.fixed_kv + other.fixed_kv,
@@ -103,14 +106,15 @@ def hearing_section(whisper: Whisper, tokenizer: TokenizerLike) -> bytes:
     rules, most = TokenRules(whisper, tokenizer), whisper.context // 2
     longest = max(len(tokenizer.piece(token)) for token in range(whisper.eot))
     text_bytes = 3 * most * longest + _CHARACTER  # each byte may become U+FFFD
-    if whisper.mels > MOST_BANDS or whisper.frames > MOST_FRAMES or text_bytes > MOST_TEXT_BYTES:
+    sizes = ((whisper.mels, MOST_BANDS), (whisper.frames, MOST_FRAMES), (text_bytes, MOST_TEXT_BYTES))
+    if any(size > most for size, most in sizes) or whisper.context < 2 * ALIGNED:
         raise UnsupportedError("a Whisper model of another size than openai's cannot be exported")
     codes = list(whisper.languages)
     values = {
         "mels": whisper.mels, "frames": whisper.frames, "text_bytes": text_bytes, "sot": whisper.sot,
         "eot": whisper.eot, "translate": whisper.translate, "transcribe": whisper.transcribe, "prev": whisper.prev,
         "no_speech": whisper.no_speech, "first_timestamp": whisper.first_timestamp, "never": rules.never.size,
-        "blank": rules.blank.size, "languages": len(codes),
+        "blank": rules.blank.size, "languages": len(codes), "no_timestamps": whisper.no_timestamps,
     }  # fmt: skip
     lists = [rules.never, rules.blank, np.array([whisper.languages[code] for code in codes])]
     names = b"".join(code.encode() + b"\0" for code in codes)
@@ -118,13 +122,25 @@ def hearing_section(whisper: Whisper, tokenizer: TokenizerLike) -> bytes:
 
 
 def stem_section(file: GGUFFile, whisper: Whisper) -> bytes:
-    """Section STEM."""
+    """Section STEM. Behind it are the heads whose attention across follows the sound (runtime/ears/align.c)."""
     names = [f"{name}.{of}" for name in STEM for of in ("weight", "bias")] + ["position_embd.weight"]
     tables = [read_weight(file, f"{EARS}{name}") for name in names]
-    return stem_of(whisper.mels, whisper.spec.hidden, whisper.positions, tables)
+    stem = stem_of(whisper.mels, whisper.spec.hidden, whisper.positions, tables, len(whisper.alignment))
+    heads = (_queries(file, whisper, layer, head) for layer, head in whisper.alignment)
+    return b"".join([stem, np.float32(whisper.spec.norm_eps).tobytes(), *heads])
 
 
-def stem_of(mels: int, hidden: int, positions: int, tables: Sequence[FloatArray]) -> bytes:
+def _queries(file: GGUFFile, whisper: Whisper, layer: int, head: int) -> bytes:
+    """The head's place, and its matrix with its biases, into which the norm's weights and the scale are multiplied."""
+    size = whisper.spec.head_dim
+    own, part = slice(head * size, (head + 1) * size), f"blk.{layer}.cross_attn"
+    matrix, bias = (read_weight(file, f"{part}_q.{kind}")[own] for kind in ("weight", "bias"))
+    weight, shift = (read_weight(file, f"{part}_norm.{kind}") for kind in ("weight", "bias"))
+    found = np.concatenate([(matrix * weight).reshape(-1), bias + matrix @ shift]) * np.float32(size**-0.5)
+    return b"".join([np.array([layer, head], "<i4").tobytes(), found.astype("<f4").tobytes()])
+
+
+def stem_of(mels: int, hidden: int, positions: int, tables: Sequence[FloatArray], heads: int = 0) -> bytes:
     """Section STEM, of the taps of both convolutions, [outputs, 3, inputs], each with its biases, and of positions."""
     first, bias, second, other, places = tables
     parts = [
@@ -135,7 +151,7 @@ def stem_of(mels: int, hidden: int, positions: int, tables: Sequence[FloatArray]
         other,
         places,
     ]
-    config = {"mels": mels, "hidden": hidden, "positions": positions}
+    config = {"mels": mels, "hidden": hidden, "positions": positions, "heads": heads}
     return filled(STEM_CONFIG, config) + b"".join(each.astype("<f4").tobytes() for each in parts)
 
 

@@ -34,6 +34,8 @@ STRUCTS = {"letters_config": CONFIG, "letter_mapping": MAPPING, "letter_pair": P
 _MARK = "\u3042"  # stands between characters that are asked about together; the library changes and makes none
 _AT_ONCE, _LAST_CLASS = 256, 240  # the largest combining class
 _ACUTE, _JOINER = "\u0301", "\u200d"
+# Unassigned planes, and those for private use but their last blocks: what holds for the first point holds for all.
+_ALIKE = (range(0x40000, 0xE0000), range(0xF0000, 0xFFF00), range(0x100000, 0x10FF00))
 _FIRST_PLANE, _OTHER_PLANES, _PICTURES = range(0x10000), range(0x10000, 0xF0000), range(0x1F000, 0x20000)
 _HANGUL = {
     "L": (range(0x1100, 0x1160), range(0xA960, 0xA97D)), "V": (range(0x1160, 0x11A8), range(0xD7B0, 0xD7C7)),
@@ -145,8 +147,10 @@ def _graphemes(normalizer: Any) -> Iterator[tuple[str, AnyArray]]:
 
 
 def _all_points() -> Iterator[list[int]]:
-    """All characters, some at a time."""
+    """All characters, some at a time; of those that are alike the first ones, see `_section`."""
     for first in range(0, CODE_POINTS, _AT_ONCE):
+        if any(first in each[1:] for each in _ALIKE):
+            continue
         points = [each for each in range(first, first + _AT_ONCE) if not 0xD800 <= each < 0xE000]
         if points:
             yield points
@@ -171,6 +175,8 @@ def _section(
     classes: AnyArray, mapped: list[tuple[int, str]], trie: bytes = b"", text: bytes = b"",
     pairs: list[tuple[int, int, int]] | None = None,
 ) -> bytes:  # fmt: skip
+    for each in _ALIKE:
+        classes[each.start : each.stop] = classes[each.start]
     blocks: dict[bytes, int] = {}
     index_of = [blocks.setdefault(block.tobytes(), len(blocks)) for block in classes.reshape(-1, BLOCK)]
     starts = np.cumsum([0, *(len(out) for _, out in mapped)])

@@ -22,6 +22,7 @@ from edge.apps.sections.tools_file import calls_kind
 from edge.apps.sections.vocabulary import COMPOSES, KINDS
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
+from edge.backends.importance import RowImportance
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.cpu.arguments import Table
@@ -29,6 +30,7 @@ from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.cpu.scratch import Kept
 from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv.balance import find_balances
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
@@ -37,13 +39,12 @@ from edge.backends.tvm.targets import Target
 from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 8
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 12
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes copied at once
@@ -54,16 +55,18 @@ class Section(IntEnum):
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
     GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES, SOUNDS = range(13, 20)
-    HEARING, STEM, TOOLS = range(20, 23)  # STEM: matrices around an encoder's layers
-    DRAFT, ASSISTANT = range(24, 26)  # DRAFT: a file like this one
+    # STEM: matrices around an encoder's layers. PREFIX: KV rows of a soft prompt
+    HEARING, STEM, TOOLS, PREFIX = range(20, 24)
+    DRAFT, ASSISTANT, IMPORTANCE = range(24, 27)  # DRAFT: a file like this one
 
 
 TRUSTED = (
     Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS, Section.GPU,
-    Section.NPU,
+    Section.NPU, Section.PREFIX,
 )  # fmt: skip
 
-POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
+POLICIES = ("full", "streaming", "window", "h2o", "kvzap")  # in the order of POLICY_FULL …
+RANKS = ("h2o", "kvzap")  # those that rank rows
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
 # Block types whose rows the C runtime reads from the file; table.c has a function for each.
 TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -95,7 +98,9 @@ CONFIG = c_struct(
     tempered="<u4",  # 1: queries have a temperature
     temper_period="<u4",
     temper_slope="<f8",
-    **dict.fromkeys(("recent", "aging"), "<f8"),  # of h2o
+    # Of h2o and kvzap. ranked: values of a key that section IMPORTANCE weighs.
+    **dict.fromkeys(("recent", "aging", "floor"), "<f8"),
+    **dict.fromkeys(("kernel", "ranked"), "<u4"),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repeat_penalty"), "<f8"),  # the model's, else edge's defaults
     top_k="<u4",
     chat="<u4",  # 1 with a template
@@ -109,11 +114,31 @@ CONFIG = c_struct(
     **dict.fromkeys(("deepstack", "components"), "<u4"),
     **dict.fromkeys(("weights", "gpu_weights"), "<u8"),  # sizes of these sections
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
+    # In section DRAFT: where its weights begin behind the model's, if its tables state offsets from those; else 0.
+    beside="<u8",
+    # taps: layers whose inputs a pass keeps, for a head that drafts. Of such a head: values of these inputs, and which
+    # number of the table says that a pass reads them.
+    **dict.fromkeys(("taps", "features", "fuse_slot"), "<u4"),
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
-LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
+# Section LAYERS: one for each layer. latent: values with which a key begins, 0: they have memory of their own.
+# unbalance: what the key behind them, as it is stored, is multiplied by (kv/balance.py).
+LAYER = c_struct(**dict.fromkeys(("window", "rope", "ringed", "rowless", "latent"), "<u4"), unbalance="<f8")
 # Offsets in scratch memory. head_*: bounds and list of tiles of an output head in two stages. x: hidden states.
-_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles", "x", "deepstack")
+# given, features: what layers that draft join with embeddings.
+_OFFSETS = (
+    "normals",
+    "temperatures",
+    "layer_inputs",
+    "head_upper",
+    "head_lower",
+    "head_tiles",
+    "x",
+    "deepstack",
+    "given",
+    "taps",
+    "features",
+)
 DESIGN = c_struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
@@ -144,10 +169,10 @@ class Source(Protocol):
 def config_section(
     model: Source, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
     chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
-    gpu_weights: int = 0,
+    gpu_weights: int = 0, beside: int = 0,
 ) -> bytes:  # fmt: skip
     """Section CONFIG: shape, plan and recommended sampling. chat: there is a section CHAT. pinned: the most rows of a
-    system prompt that are never evicted. gpu_weights: bytes of section GPU_WEIGHTS.
+    system prompt that are never evicted. gpu_weights: bytes of section GPU_WEIGHTS. beside: see CONFIG.
 
     Raises UnsupportedError for policies that the C runtime lacks.
     """
@@ -155,7 +180,6 @@ def config_section(
         raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
     spec, shape, network = model.spec, layout.shape, layout.network
     kinds = LayerKinds.of(network.windows, network.rowless)
-    heavy = policy if isinstance(policy, H2O) else H2O()
     temper, sinks, table = network.temperature, getattr(policy, "sinks", 0), find_table(model.file, layout)
     values = {
         "layers": shape.layers, "kv_heads": shape.kv_heads, "heads": shape.heads, "hidden": shape.hidden,
@@ -170,7 +194,9 @@ def config_section(
         "ring_rows": kinds.ring_rows(config.capacity, config.chunk), "ring_window": kinds.window,
         "windowed": shape.windowed, "rope_kinds": max(1, len(network.ropes)), "long_from": _long_from(model, config),
         "tempered": temper is not None, "temper_period": temper.period if temper else 0,
-        "temper_slope": temper.slope if temper else 0.0, "recent": heavy.recent, "aging": heavy.aging,
+        "temper_slope": temper.slope if temper else 0.0,
+        **{name: getattr(policy, name, 0) for name in ("recent", "aging", "floor", "kernel")},
+        "ranked": shape.attention.row.key if policy.needs.ranks else 0,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p,
         "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
         "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
@@ -180,21 +206,24 @@ def config_section(
         "deepstack": network.deepstack, "components": network.components,
         "states": sum(network.fixed_values), "copied": Kept.of(network, 1, config.drafts).copied,
         "weights": layout.nbytes, "gpu_weights": gpu_weights, "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes,
-        "peak": peak,
+        "peak": peak, "beside": beside, "taps": len(config.taps),
+        "features": network.features.size if network.features else 0,
+        "fuse_slot": Table.of(shape).slot("fuses") if network.features else 0,
     }  # fmt: skip
     return filled(CONFIG, values)
 
 
-def layers_section(layout: PackedLayout) -> bytes:
+def layers_section(model: Source, layout: PackedLayout, kv_dtype: str) -> bytes:
     """Section LAYERS: a LAYER for each layer."""
-    network = layout.network
+    network, balances = layout.network, find_balances(model.file, layout, kv_dtype)
     kinds = LayerKinds.of(network.windows, network.rowless)
     rows = [
         {
             "window": window, "rope": network.rope_of(layer), "ringed": layer in kinds.ringed,
             "rowless": layer not in (*kinds.whole, *kinds.ringed),
+            "latent": core.row.value if core and core.row.shared else 0, "unbalance": 2.0 ** -balances[layer],
         }
-        for layer, window in enumerate(network.windows)
+        for layer, (window, core) in enumerate(zip(network.windows, network.attention, strict=True))
     ]  # fmt: skip
     return b"".join(filled(LAYER, each) for each in rows)
 
@@ -203,15 +232,17 @@ def designs_section(model: Source, layout: PackedLayout, config: EngineConfig, t
     """Scratch sizes and tables of the passes for these instruction sets, the best first."""
     head = np.array([len(targets), 0], "<u4").tobytes()
     at, rows, tables = round_up(len(head) + len(targets) * DESIGN.itemsize, ALIGNMENT), [], b""
+    balances = find_balances(model.file, layout, config.kv_dtype)
     for target in targets:
         estimates = Design.of(layout, config.kv_dtype, target).estimates
         memory = PassMemory.of(model.spec, config, target, int(estimates))
-        table, scratch = np.array(fill_table(layout, memory), "<i8").tobytes(), memory.scratch
+        table = np.array(fill_table(layout, memory, balances=balances), "<i8").tobytes()
+        scratch = memory.scratch
         values = {
             "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": memory.tokens,
             "rope_size": memory.table_of_angles, "observed": scratch.offsets["raw_stride"],
             "floats": scratch.floats, "integers": scratch.integers,
-            **{name: scratch.offsets[name] for name in _OFFSETS}, "tiles": scratch.counts["head_tiles"],
+            **{name: scratch.offsets.get(name, 0) for name in _OFFSETS}, "tiles": scratch.counts["head_tiles"],
             "table": at + len(tables), "numbers": len(table) // 8,
         }  # fmt: skip
         rows.append(filled(DESIGN, values))
@@ -234,6 +265,13 @@ def angles_section(model: Source, layout: PackedLayout, config: EngineConfig) ->
     return b"".join(parts)
 
 
+def importance_section(model: Source, layout: PackedLayout, learned: RowImportance) -> bytes:
+    """Section IMPORTANCE: the linear models of all heads whose rows a policy ranks, for keys as `angles_section` has
+    them."""
+    rotation = find_rotation(model.file, layout.network, halves=False, head=layout.shape.padded_head)
+    return b"".join(learned.ordered(rotation, layer).astype("<f4").tobytes() for layer in learned.layers)
+
+
 def normals_section(normals: FloatArray) -> bytes:
     """normals: of the Householder reflections of keys, float32 [heads of all layers, head]."""
     return normals.astype("<f4").tobytes()
@@ -253,15 +291,16 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
 
 
 def trusted_source(
-    sections: Mapping[Section, bytes], *, gpu_of_page: bool = False, encoders: str = "", drafts: bool = False
+    sections: Mapping[Section, bytes], *, gpu_of_page: bool = False, encoders: str = "", drafter: str = ""
 ) -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
     no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts,
-    draft, see, hear, call tools, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of
-    passes beside the model's."""
+    draft, see, hear, call tools, and run passes on a GPU or NPU. drafter: the name of what drafts. encoders:
+    declarations of passes beside the model's."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
+    scores = "&edge_scores" if POLICIES[config["policy"]] in RANKS else "NULL"
     kind, flags = np.frombuffer(sections.get(Section.TOKENIZER) or bytes(8), "<u4", 2).tolist()
     splitters = {KINDS.index("bert"): "split_word_pieces", KINDS.index("t5"): "split_unigrams"}
     pieces, composes = splitters.get(kind, "NULL"), "compose_text" if flags & COMPOSES else "NULL"
@@ -269,7 +308,7 @@ def trusted_source(
     ears, hears = ("&edge_ears", "&ears") if Section.HEARING in sections else ("NULL", "NULL")
     sounds, encoder = ("&edge_sounds", "&sounds") if Section.SOUNDS in sections else ("NULL", "&eyes")
     eyes, sees = ("&edge_eyes", encoder) if Section.EYES in sections else ("NULL", "NULL")
-    drafter, own = ("&edge_assistant", "&draft") if drafts else ("NULL", "NULL")
+    drafter, own = (f"&{drafter}", "&draft") if drafter else ("NULL", "NULL")
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
     npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
@@ -278,6 +317,7 @@ def trusted_source(
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "bundle.h"\n#include "calling.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+        f"const scores_kind *const EDGE_SCORES = {scores};\n"
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
         f"piece_splitter *const EDGE_PIECES = {pieces};\ntext_composer *const EDGE_COMPOSER = {composes};\n"
         f"embedder *const EDGE_EMBED = {embeds};\n{encoders}"
@@ -291,6 +331,16 @@ def trusted_source(
     )
 
 
+def section_places(sections: Mapping[Section, bytes]) -> tuple[dict[Section, int], int]:
+    """Where sections, in the order of their numbers, and the packed weights behind them begin in a file."""
+    kinds = sorted(each for each in sections if sections[each])
+    at, places = round_up(HEADER.itemsize + (len(kinds) + 4) * ENTRY.itemsize, ALIGNMENT), {}
+    for kind in kinds:
+        places[kind] = at
+        at = round_up(at + len(sections[kind]), ALIGNMENT)
+    return places, round_up(at, WEIGHT_ALIGNMENT)
+
+
 def write_model(
     path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
     progress: Progress | None = None, gpu: GPUPrograms | None = None, draft: bytes = b"",
@@ -300,15 +350,10 @@ def write_model(
 
     model_hash: SHA-256 of the model's file. draft: the content of section DRAFT.
     """
-    kinds = sorted(each for each in sections if sections[each])
-    at = round_up(HEADER.itemsize + (len(kinds) + 4) * ENTRY.itemsize, ALIGNMENT)
-    entries, places = [], {}
-    for kind in kinds:
-        places[kind], size = at, len(sections[kind])
+    entries, (places, weights) = [], section_places(sections)
+    for kind, at in places.items():
         crc = 0 if kind in (Section.TOKENIZER, Section.STEM, Section.ASSISTANT) else zlib.crc32(sections[kind])
-        entries.append(filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
-        at = round_up(at + size, ALIGNMENT)
-    weights = round_up(at, WEIGHT_ALIGNMENT)
+        entries.append(filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": len(sections[kind])}))
     resident, table = weights + layout.nbytes, find_table(file, layout)
     entries.append(filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
     if gpu:

@@ -113,7 +113,7 @@ _STYLES = [
 @dataclass(frozen=True)
 class Item:
     """A piece of a part: the template's own text, or the place of another text. text: the template's own; of a system
-    prompt, what is encoded together with it. trims: without blanks at its ends."""
+    prompt, the text that is encoded together with it. trims: without blanks at its ends."""
 
     kind: str
     text: str = ""

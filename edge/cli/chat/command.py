@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -70,7 +70,7 @@ def chat(
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, InputError, UnsupportedError
     from edge.model.chat.thinking import Think
-    from edge.model.spec import check_generates
+    from edge.model.structure.spec import check_generates
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation, saved_turns
     from edge.run.starting.loading import load
@@ -111,12 +111,16 @@ def chat(
         turns(typed) as lines,
     ):
         own = None
+        needed: AbstractContextManager[None] = nullcontext()
         if documents:
             from edge.documents.documents import Documents
+            from edge.documents.encoder import needed_by
 
             own = held.enter_context(Documents(documents[0], options=options))
             own.load()  # first: the model plans with what is left of the memory
-        session = sessions.enter_context(load(opened, fitting))
+            needed = needed_by(f"with the embedding model, the language model {opened.name}")
+        with needed:
+            session = sessions.enter_context(load(opened, fitting))
         thoughts = ThoughtView(not quiet and not json, shown)
 
         chat: Chat
@@ -224,7 +228,7 @@ def _answer(
         raise unanswered
     if not quiet and not json:
         if report.sources:
-            from edge.cli.ask import lines
+            from edge.cli.documents.ask import lines
 
             note("\n".join(lines(report.sources)))
         for notice in _notices(talk):

@@ -1,4 +1,4 @@
-"""`edge chat --summarize`: the work that is done while nobody waits for an answer."""
+"""`edge chat --summarize`: work between an answer and the next question."""
 
 from __future__ import annotations
 

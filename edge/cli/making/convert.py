@@ -17,8 +17,8 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.converters.convert import Conversion, Report
-    from edge.converters.npu import NpuTarget
-    from edge.converters.quantize import Settings
+    from edge.converters.gguf.quantize import Settings
+    from edge.converters.onnx.npu import NpuTarget
     from edge.formats.gguf_writer import Planned
     from edge.types import Progress
 
@@ -126,11 +126,11 @@ def convert(
     from edge.converters import convert as c
     from edge.converters.calibrate import OWN_TEXT, check_texts
     from edge.converters.coreml.sizes import USUAL, Sizes
-    from edge.converters.onnx_methods import METHODS as ONNX_METHODS
-    from edge.converters.prune import Pruning
+    from edge.converters.onnx.methods import METHODS as ONNX_METHODS
+    from edge.converters.pruning.prune import Pruning
     from edge.converters.quantizers.mixed import AROUND
     from edge.model.adapters.lora_file import parse_lora
-    from edge.model.layers import TABLE
+    from edge.model.structure.layers import TABLE
 
     if base is not None:
         _convert_addition(Path(source), base, target, type, force=force, json=json)
@@ -229,7 +229,7 @@ def _convert_addition(folder: Path, base: str, target: Path, type: str | None, *
 
 
 def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: bool) -> NpuTarget | None:
-    from edge.converters.npu import NpuTarget
+    from edge.converters.onnx.npu import NpuTarget
 
     stated = {"--max-kv-size": rows, "--prefill-step-size": chunk}
     if not wanted:
@@ -245,7 +245,7 @@ def _settings(
     kind: str | None, method: str | None, group_size: int, embedding: str, layer_table: str
 ) -> Settings | None:
     """The settings of quantization; None if none was requested."""
-    from edge.converters.quantize import METHODS, Settings
+    from edge.converters.gguf.quantize import METHODS, Settings
 
     if kind is None:
         if method is not None:
@@ -285,7 +285,7 @@ def _show_preview(
 
 
 def _show(report: Report, device: str | None, *, quiet: bool) -> None:
-    from edge.converters.outcome import type_counts
+    from edge.converters.gguf.outcome import type_counts
 
     print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
     if quiet:

@@ -1,4 +1,4 @@
-"""The table with which conversions end: what they lost, and what was gained."""
+"""The table at the end of a conversion: losses of quality, and savings."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def export(
         Options,
         o.without(
             "time", "energy", "power", "max_temp", "gpu_memory", "prompt_cache", "prompt_cache_size", "backend",
-            "provider", "gpu_layers", "lora", "sequences", "chat_template", "prefix",
+            "provider", "gpu_layers", "lora", "sequences", "chat_template",
             "image_tokens",
         ),
     ],
@@ -59,10 +59,10 @@ def export(
 
     For Android the folder is a library module in Kotlin, for iOS a Swift package (for Linux with --package swift), for
     web a site with a chat page and a JavaScript package, else it is for C and C++, for Windows with a DLL. Of the KV
-    policies, apps have streaming, window, full and h2o.
+    policies, apps have streaming, window, full, h2o and kvzap.
     """
-    from edge.apps.bundle import MANIFEST
     from edge.apps.bundle import export as make
+    from edge.apps.manifest import MANIFEST
 
     with progress(enabled=not quiet) as shown:
         manifest = make(

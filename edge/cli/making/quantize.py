@@ -66,9 +66,9 @@ def quantize(
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
-    from edge.converters.ggml import TRAINED, find_ftype, needs_importance, quantize_file
-    from edge.converters.outcome import again_notes, has_choice, notes_on, trained_notes, type_counts
-    from edge.converters.quantize import Settings
+    from edge.converters.gguf.ggml import TRAINED, find_ftype, needs_importance, quantize_file
+    from edge.converters.gguf.outcome import again_notes, has_choice, notes_on, trained_notes, type_counts
+    from edge.converters.gguf.quantize import Settings
     from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
     from edge.plan.checks import check_threads

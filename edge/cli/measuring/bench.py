@@ -96,7 +96,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
 
 
 def _cells(row: BenchRow) -> list[str]:
-    from edge.model.spec import format_count
+    from edge.model.structure.spec import format_count
 
     size, params = format_bytes(row.size), format_count(row.params)
     energy = [] if row.joules is None else [format_joules(row.joules)]

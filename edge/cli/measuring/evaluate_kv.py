@@ -15,7 +15,7 @@ from edge.options import Options
 if TYPE_CHECKING:
     from edge.lab.quality.material import Document
     from edge.lab.quality.matrix import Cell
-    from edge.model.spec import ModelSpec
+    from edge.model.structure.spec import ModelSpec
 
 _BYTES = 512 * 2  # without any size: 512 rows in f16, per value of a row
 

@@ -45,7 +45,7 @@ def tasks(
     from edge.lab.quality.material import reader_settings
     from edge.lab.quality.perplexity import LOGITS_ROWS
     from edge.lab.quality.tasks import LONGEST, OWN, eval_tasks, open_tasks
-    from edge.model.spec import check_generates
+    from edge.model.structure.spec import check_generates
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 

@@ -14,7 +14,7 @@ from edge.options import Options
 
 def fetch_missing(model: str, options: Options, shown: ProgressLine, *, quiet: bool) -> None:
     """Download MODEL if it is on the Hub and not here. Raises as `edge.pulling.ensure`."""
-    from edge.model.catalog import find_local
+    from edge.model.names.catalog import find_local
 
     if find_local(model) is None:
         from edge.pulling import ensure

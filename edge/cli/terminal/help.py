@@ -10,7 +10,6 @@ import typer
 import typer.core
 
 from edge.cli.terminal.show import table
-from edge.cli.terminal.values import spared
 from edge.errors import InputError
 from edge.flags import GROUPS, OUTPUT
 
@@ -37,9 +36,6 @@ _OTHERS = {
 class Command(typer.core.TyperCommand):
     """Lists options under the headings of their groups: those of the command alone first, output last."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return [spared(param) for param in super().get_params(ctx)]
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for name, advice in _ONCE.items():
             if sum(each == name or each.startswith(f"{name}=") for each in args) > 1:
@@ -61,9 +57,6 @@ class Command(typer.core.TyperCommand):
 
 class Group(typer.core.TyperGroup):
     """Lists commands with the whole first sentence of each, which click would cut."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return [spared(param) for param in super().get_params(ctx)]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
 from edge.cli.terminal.show import note
 from edge.devices.platform import has_input
+from edge.devices.regular import check_file
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ def _before(blocks: Iterator[str], prompt: str) -> Iterator[str]:
 def read_text(path: Path) -> Iterator[str]:
     """A UTF-8 text file in blocks; bytes that are not UTF-8 become U+FFFD. Raises InputError, also for NUL bytes in the
     first block, which no text has."""
-    if not path.is_file():
-        raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    check_file(path)
     try:
         return _blocks(open(path, "rb"), str(path))
     except OSError as error:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from edge.cli.terminal.wrap import WordWrap
-from edge.model.text import well_formed
+from edge.model.parts.text import well_formed
 
 SILENT_S = 120.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable
 
 _WIDE = "WF"  # East Asian characters of two columns, after each of which a line may end
@@ -33,14 +32,15 @@ class WordWrap:
                     self._column, self._blanks = 0, ""
             else:
                 self._word += each
-                wide = unicodedata.east_asian_width(each) in _WIDE
-                self._size += 2 if wide else 0 if unicodedata.combining(each) else 1
+                columns = 1 if each.isascii() else _columns_of(each)
+                self._size += columns
+                wide = columns == 2
                 if wide or self._size >= most:
                     self._end_word(most)
                     self._goes_on = not wide  # the terminal breaks what is longer than a line, such as an address
 
     def end(self) -> None:
-        """Write what is held back."""
+        """Write the text that is held back."""
         if (most := self._columns()) is not None:
             self._end_word(most)
             self._put(self._blanks)
@@ -64,3 +64,11 @@ class WordWrap:
 
 def _to_stdout(text: str) -> None:
     print(text, end="", flush=True)
+
+
+def _columns_of(letter: str) -> int:
+    import unicodedata  # 0.7 MiB of tables
+
+    if unicodedata.east_asian_width(letter) in _WIDE:
+        return 2
+    return 0 if unicodedata.combining(letter) else 1

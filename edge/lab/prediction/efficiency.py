@@ -7,7 +7,7 @@ from dataclasses import replace
 from edge.backends import engine_named
 from edge.backends.base import EngineConfig
 from edge.backends.efficiency import Efficiency, Kind, Shares
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 # Instruction sets without a dot product of bytes need more instructions: an assumption, from the number of instructions
 # (2 to 4) that replace one. Not used where the int8 rate is known, which was measured with these instructions.

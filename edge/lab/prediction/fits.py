@@ -1,7 +1,7 @@
 """`edge models --fits`: the known small models that fit a device and a budget, with their predicted speed.
 
-For every model of the table (edge/model/models.toml) and every quantization mixture of its files, a header like the
-file's is written, read and planned like any other; nothing is downloaded. All figures are estimates.
+For every model of the table (model/names/models.toml) and every quantization mixture of its files, a header like
+the file's is written, read and planned like any other; nothing is downloaded. All figures are estimates.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedE
 from edge.formats.gguf import GGUFFile
 from edge.lab.prediction.forecast import Outlook, look_ahead
 from edge.lab.prediction.predict import Guess, Sustained
-from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.names.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.options import AUTO, Options, takes_options
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.apps.planning import plan_app
 from edge.backends import engine_named
 from edge.backends.tvm import ENGINE
 from edge.devices.host import logical_cores
@@ -24,9 +23,9 @@ from edge.lab.prediction.npu import is_on_cpu, is_on_npu
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import Streaming, streaming_cost
 from edge.model.adapters.lora import open_lora
-from edge.model.catalog import find_local
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.names.catalog import find_local
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.npu import NpuUse, npu_use
@@ -106,7 +105,11 @@ def look_ahead(
     open_lora(options.lora or (), file, spec)  # checks them
     if prompt is not None:
         options = replace(options, expected_prompt=prompt)
-    plan = plan_app(profile, file, spec, options)
+    plan = None
+    if profile.name != HOST:
+        from edge.apps.planning import plan_app  # here: a plan for this device counts what it has imported
+
+        plan = plan_app(profile, file, spec, options)
     if plan is None:
         plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run, too, spends before it starts.

@@ -28,10 +28,10 @@ from edge.lab.prediction.roofline import counting_s
 from edge.lab.prediction.work import Work, work_of
 from edge.media.picture import Image, check_sides
 from edge.model.model import Model
-from edge.model.rounding import in_q8_0
+from edge.model.structure.rounding import in_q8_0
 from edge.model.towers import Layout, PictureTower, Tower
 from edge.options import Options
-from edge.run.sight import Encoder
+from edge.run.senses.sight import Encoder
 from edge.run.starting.senses import encoder_of, engine_of, find_tower
 
 _ROW = 4  # bytes of a value of a projected row
@@ -66,6 +66,7 @@ class Looks:
     weights: int  # bytes of the encoder, while it encodes
     sizes: tuple[Look, ...]
     by: str  # what its time is estimated by; empty: unknown
+    elsewhere: str  # why the CPU encodes, and not the text model's engine; empty: this does
     auto: int  # the most tokens of a picture
     auto_by: str  # what sets them
 
@@ -96,7 +97,7 @@ def predict_looks(found: Forecast, options: Options, device: str, picture: str) 
     sizes = [_look(tower, eyes, layout, found, pace) for layout in layouts.values()]
     weights = sum(info.nbytes for info in tower.mmproj.file.tensors.values())
     auto, why = _auto(tower, found, options, [(width, height)], pace, eyes)
-    return Looks(width, height, weights, tuple(sizes), by, auto, why)
+    return Looks(width, height, weights, tuple(sizes), by, engine_of(options, tower)[1], auto, why)
 
 
 def auto_tokens(model: Model, options: Options, pictures: Sequence[Image], prompt: int) -> int | None:
@@ -189,10 +190,10 @@ def work_of_tower(tower: Tower, layout: Layout) -> tuple[float, float, float]:
 
 def pace_of(tower: Tower, found: Forecast, options: Options, device: DeviceProfile) -> tuple[_Pace | None, str]:
     """The pace of a tower, and what it is estimated by."""
-    engine, threads, plan = engine_of(options, tower), found.plan.config.threads, found.plan
+    (engine, _), threads, plan = engine_of(options, tower), found.plan.config.threads, found.plan
     flops, int8 = device.flops(threads), device.int8_ops(threads)
     prefill = found.prediction.prefill_tok_s
-    if flops is not None:
+    if flops is not None and not engine.CAPABILITIES.gpu:
         reach, dtype = efficiency_of(engine.NAME, device.isa), engine.CAPABILITIES.kv_dtypes[0]
         off = None if device.name == HOST else correction(engine.NAME, device.arch, "prompt", npu=False)
         factor = off.factor if off else 1.0

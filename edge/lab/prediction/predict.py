@@ -28,7 +28,7 @@ from edge.lab.prediction.learning import learn
 from edge.lab.prediction.roofline import counting_s, reading_s
 from edge.lab.prediction.sustained import Kept, kept_by
 from edge.lab.prediction.work import Work, work_of
-from edge.model.spec import ModelSpec, model_key
+from edge.model.structure.spec import ModelSpec, model_key
 from edge.plan.plan import Plan
 from edge.run.history import Phase, Run
 
@@ -243,8 +243,8 @@ class _Roof:
         if self.static:
             context = self.plan.config.capacity
         count = self.plan.bytes
-        weights = self.spec.weight_bytes if count.streamed else count.weights
-        footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0, fixed_kv=count.fixed_kv)
+        weights, on_disk = (self.spec.weight_bytes, 0) if count.streamed else (count.weights, count.on_disk)
+        footprint = Footprint(weights, count.kv, count.scratch, runtime=0, fixed_kv=count.fixed_kv, on_disk=on_disk)
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
     def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:

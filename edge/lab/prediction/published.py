@@ -16,7 +16,7 @@ from edge.devices.memory import MemoryLimit
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile
 from edge.lab.prediction.predict import Wanted, predict
-from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.names.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.plan import make_plan

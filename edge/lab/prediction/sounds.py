@@ -17,7 +17,7 @@ from edge.media.mel import RATE
 from edge.media.recording import MOST_S, Sound
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.starting.senses import encoder_of, find_ears
+from edge.run.starting.senses import encoder_of, engine_of, find_ears
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class SoundCost:
     first_token_s: float | None  # with the prompt's text
     joules: float | None
     by: str  # what its time is estimated by; empty: unknown
+    elsewhere: str  # why the CPU encodes, and not the text model's engine; empty: this does
 
     def lacks(self, plan: Plan) -> list[str]:
         """Lines that say what the plan has too little of for it."""
@@ -77,6 +78,7 @@ def predict_sound(found: Forecast, options: Options, device: str, sound: str) ->
         sum(info.nbytes for info in tower.mmproj.file.tensors.values()) if tower.stages else tower.ends, need,
         max(plan.bytes.interpreter + need, plan.predicted_peak) + rows, sum(work_of_tower(tower, layout)), seconds,
         first, None if first is None or prediction.watts is None else prediction.watts.value * first, by,
+        engine_of(options, tower)[1],
     )  # fmt: skip
 
 

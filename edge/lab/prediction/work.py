@@ -9,7 +9,7 @@ from typing import NamedTuple
 from edge.backends.base import EngineConfig
 from edge.backends.counts import ExpertForecast, Footprint
 from edge.devices.memory.paging import measure_paging
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.storage.cache import cache_folder, entries
 
 

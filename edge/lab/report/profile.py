@@ -14,7 +14,7 @@ from edge.lab.report import profile_charts as charts
 from edge.lab.report.document import NONE, Report, Section, Table
 from edge.lab.report.figures import clock, clock_range, duration, giga, joules, milliseconds, per_s, percent, rate
 from edge.lab.report.profile_charts import PHASE_WORDS
-from edge.model.spec import format_count
+from edge.model.structure.spec import format_count
 
 
 def profile_report(profile: Profile) -> Report:

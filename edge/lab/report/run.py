@@ -15,7 +15,7 @@ def report_line(report: RunReport) -> list[str]:
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
     thoughts = report.thoughts
     said = [
-        f"{tokens.generated:,} tokens{_at(timings.decode_tok_s)}",
+        f"{tokens.generated:,} token{'' if tokens.generated == 1 else 's'}{_at(timings.decode_tok_s)}",
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         _media(report),
@@ -42,11 +42,11 @@ def _branched(branched: Branched | None) -> str:
         return f"{most} of {len(parts)} answers agree" if most > 1 else f"no two of {len(parts)} answers agree"
     if "point" in parts:
         return f"{parts.count('point')} points, {branched.side_by_side} side by side"
-    return "in one piece: " + ("the outline has no two points" if "outline" in parts else f"it needs {branched.route}")
+    return f"in one piece: {branched.one_piece}" if branched.one_piece else ""
 
 
 def _media(report: RunReport) -> str:
-    """What was encoded, and how long that took."""
+    """The media that were encoded, and the seconds that took."""
     looks = report.media
     if looks is None:
         return ""

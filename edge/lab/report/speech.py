@@ -10,13 +10,13 @@ from edge.run.speech.segments import clock_of
 def speech_line(report: SpeechReport) -> list[str]:
     """The report on one line; `--verbose` prints the rest."""
     timings, memory, energy, minute = report.timings, report.memory, report.energy, report.joules_per_minute
+    spent = format_joules(energy.joules) + (f" of {format_joules(energy.budget)}" if energy.budget else "")
     said = [
         f"{clock_of(report.sound.heard_s)[:-2]} of sound",
         "" if timings.real_time is None else f"{timings.real_time:.2g} × its length",
         "" if timings.first_s is None else f"first text after {timings.first_s:.2f} s",
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
-        format_joules(energy.joules) + (f" of {format_joules(energy.budget)}" if energy.budget else ""),
-        ("" if minute is None else f"{format_joules(minute)} a minute of sound ") + f"({energy.certainty})",
+        spent + ("" if minute is None else f" · {format_joules(minute)} a minute of sound") + f" ({energy.certainty})",
         "" if report.stop_reason == "eos" else f"stopped: {report.stop_reason}",
     ]
     return ["", " · ".join(filter(None, said))]
@@ -28,8 +28,9 @@ def speech_lines(report: SpeechReport) -> list[str]:
     sure = "" if report.certainty is None else f" ({report.certainty:.0%})"
     return [
         *speech_line(report),
-        f"language {report.language or 'none'}{sure} · {report.segments} segments in {report.windows} windows · "
-        f"{report.tokens:,} tokens · {report.again} windows decoded again · {sound.silent_s:.1f} s of silence",
+        f"language {report.language or 'none'}{sure} · {_count(report.segments, 'segment')} in "
+        f"{_count(report.windows, 'window')} · {_count(report.tokens, 'token')} "
+        f"· {_count(report.again, 'window')} decoded again · {sound.silent_s:.1f} s of silence",
         f"load {timings.load_s:.2f} s · work {timings.total_s - timings.waited_s - timings.paused_s:.2f} s · waited "
         f"for the sound {timings.waited_s:.2f} s · paused {timings.paused_s:.2f} s",
         f"memory peak {format_bytes(memory.peak_rss)} (measured) · interpreter {format_bytes(memory.interpreter)} + "
@@ -38,3 +39,7 @@ def speech_lines(report: SpeechReport) -> list[str]:
         f"energy {format_joules(energy.joules)} at {energy.watts:.2g} W ({energy.certainty}: {energy.source}, the "
         f"whole {energy.scope})",
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -15,9 +15,9 @@ from edge.apps.planning import APP_SYSTEMS, check_settings
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
 from edge.converters.calibrate import any_importance, check_walk
-from edge.converters.ggml import find_ftype, needs_importance, quantize_file
-from edge.converters.outcome import has_choice
-from edge.converters.plain import fields_as
+from edge.converters.gguf.ggml import find_ftype, needs_importance, quantize_file
+from edge.converters.gguf.outcome import has_choice
+from edge.converters.gguf.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.formats.blocks import PLAIN
@@ -28,7 +28,7 @@ from edge.lab.prediction.predict import Guess, Sustained
 from edge.lab.quality.matrix import Cell, make_cells
 from edge.model.model import Model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE

@@ -18,7 +18,7 @@ import numpy as np
 
 from edge.backends import engine_named
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
-from edge.converters.ggml import quantize_file
+from edge.converters.gguf.ggml import quantize_file
 from edge.devices.child import run_child
 from edge.devices.host import processor
 from edge.devices.memory import memory_use

@@ -20,7 +20,7 @@ from edge.devices.host import usable_cores
 from edge.formats.gguf import GGUFFile
 from edge.lab.tuning.rig import Depths, Rig
 from edge.lab.tuning.setting import Setting
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 
 def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:

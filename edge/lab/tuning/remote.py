@@ -35,7 +35,7 @@ from edge.errors import EngineError, InputError, MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.lab.tuning.rig import ANSWER, Depths
 from edge.lab.tuning.setting import Pool, Setting
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, IntArray
 
 _STEPS = 8  # decode steps measured at once

@@ -17,7 +17,7 @@ from edge.backends.base import Engine
 from edge.backends.head_kv import HeadKV
 from edge.backends.tuning import CHUNK, Field, Values
 from edge.lab.tuning.setting import Pool
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 
 PROMPT, ANSWER = 512, 128  # tokens of the score
 SHORT, LONG = 64, 1024  # rows in the cache during each half of the answer

@@ -1,4 +1,4 @@
-"""What is tuned, and what times its candidates."""
+"""A tuning task, and the measurer of its candidates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is trained beside a model: LoRA, prompts, prefixes."""
+"""Trained additions to a model: LoRA, prompts, prefixes."""

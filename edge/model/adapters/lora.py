@@ -11,7 +11,6 @@ into the weights, not run.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -20,11 +19,12 @@ from reprlib import repr as brief
 
 import numpy as np
 
+from edge.devices.keys import key_of
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import PLAIN, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.adapters.lora_file import MAX_SCALE, LoraFile, LoraSize
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import JOINED, Source
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
@@ -180,7 +180,7 @@ class Lora:
     def key(self) -> str:
         """A key of the adapters, made from the hashes of their files and their scales."""
         parts = [f"{adapter.sha256} {scale!r}" for adapter, scale in zip(self.adapters, self.scales, strict=True)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+        return key_of("\n".join(parts))
 
     def changes(self, source: Source) -> bool:
         """Whether an adapter changes the tensor of this source (from `find_tensors`)."""

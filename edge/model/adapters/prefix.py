@@ -9,18 +9,20 @@ positions 0 … n − 1, keys are not rotated again, and a text begins at positi
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
+from typing import Any
 
 import numpy as np
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.json_file import read_object
-from edge.formats.safetensors import Stored, read_header
+from edge.formats.safetensors import Planned, Stored, read_header, read_whole_header, write_safetensors
 from edge.model.cores import RowShape
-from edge.model.given import GivenRows, content_ids, interleaved
-from edge.model.spec import ModelSpec
+from edge.model.parts.given import GivenRows, content_ids, interleaved
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
@@ -35,6 +37,8 @@ INTERLEAVED = ("llama", "granite", "mistral3", "smollm3", "minicpm", "arcee")
 """Architectures whose GGUF files have RoPE's pairs as neighbours in a key, and transformers as halves."""
 _SCALES_INPUTS = ("granite", "granitehybrid")  # transformers scales given rows, too; of other models, they come scaled
 _SHORTEST_NAME = 4  # letters and digits of a base model's name that say which model it is
+
+_NAMED = "a folder that PEFT saved, or the file that edge convert makes of it"
 
 _log = logging.getLogger("edge")
 
@@ -54,7 +58,8 @@ class PrefixFile:
 
     @property
     def name(self) -> str:
-        return self.tensor.path.resolve().parent.name
+        path = self.tensor.path.resolve()
+        return path.parent.name if path.name == _WEIGHTS else path.stem
 
     @cached_property
     def sha256(self) -> str:
@@ -70,7 +75,7 @@ class PrefixFile:
         """Raise InputError if it belongs to another model, UnsupportedError for a model that cannot have it."""
         if spec.encoder:
             raise UnsupportedError("--prefix is for models that generate, and this is an encoder")
-        width = spec.layers * _row_of(spec).values if self.keys else spec.hidden
+        width = spec.layers * row_of(spec).values if self.keys else spec.hidden
         if self.tensor.shape[1] != width:
             raise InputError(
                 f"{self.tensor.path}: rows of {self.tensor.shape[1]} values, and this model takes {width}: it belongs "
@@ -83,7 +88,10 @@ class PrefixFile:
         self.check_model(spec)
         names = [_letters(name) for name in (spec.name, self.base)]
         if min(map(len, names)) >= _SHORTEST_NAME and names[0] not in names[1] and names[1] not in names[0]:
-            _log.warning("--prefix was trained for %s, and this model is %s", self.base, spec.name)
+            _log.warning(
+                "--prefix was trained for %s, and this file names its model %s: in another model the rows mean nothing",
+                self.base, spec.name,
+            )  # fmt: skip
         stored = self.tensor.read()
         bits = stored.astype(np.uint32) << 16 if self.tensor.dtype == "BF16" else stored
         table: FloatArray = bits.view(np.float32) if self.tensor.dtype == "BF16" else bits.astype(np.float32)
@@ -91,7 +99,7 @@ class PrefixFile:
             raise ModelFormatError(f"{self.tensor.path}: {_TENSOR} has values that are not finite")
         given = GivenRows.of(spec)
         if self.keys:
-            row = _row_of(spec)
+            row = row_of(spec)
             rows = table.reshape(self.size, spec.layers, 2, row.heads, row.key).transpose(2, 1, 3, 0, 4).copy()
             if spec.architecture in INTERLEAVED:
                 rows[0] = interleaved(rows[0], row.key)
@@ -121,17 +129,45 @@ class Prefix:
 
 
 def read_prefix(path: Path) -> PrefixFile:
-    """Read the header of a PEFT folder, or of the file of tensors in it.
+    """Read the header of a PEFT folder, of the file of tensors in it, or of a file that `edge convert` made of both.
 
     Raises InputError for a path without a prefix, ModelFormatError for a damaged one, UnsupportedError for other
     methods.
     """
+    if not path.exists():
+        raise InputError(f"--prefix {path}: no such file or folder")
     folder = path if path.is_dir() else path.parent
     config, weights = folder / _CONFIG, path / _WEIGHTS if path.is_dir() else path
+    if path.is_file() and path.name not in (_CONFIG, _WEIGHTS):
+        facts = read_whole_header(path)[1] if path.suffix == ".safetensors" else {}
+        if "peft_type" not in facts:
+            raise InputError(f"--prefix {path} is no soft prompt: name {_NAMED}")
+        return _checked(path, path, facts)
     if not config.is_file() or not weights.is_file() or weights == config:
         lacking = _WEIGHTS if config.is_file() else _CONFIG
-        raise InputError(f"--prefix {path}: there is no {lacking}: name a folder that PEFT saved")
-    said = read_object(config)
+        raise InputError(f"--prefix {path}: there is no {lacking}: name {_NAMED}")
+    return _checked(config, weights, read_object(config))
+
+
+def write_prefix(folder: Path, target: Path, spec: ModelSpec) -> None:
+    """Write a PEFT folder's prefix of a model as one file, atomically, with what its config says as metadata. Raises
+    what `read_prefix` and `check_model` raise."""
+    from edge.devices.output import new_file  # here: runs only read
+
+    found, method = read_prefix(folder), str(read_object(folder / _CONFIG)["peft_type"])
+    found.check_model(spec)
+    if target.suffix != ".safetensors":
+        raise InputError(f"{folder} is a soft prompt, which becomes a .safetensors file: not {target.name}")
+    facts = {"peft_type": method, "base_model_name_or_path": found.base}
+    with new_file(target) as temporary:
+        planned = Planned(_TENSOR, found.tensor.dtype, found.tensor.shape)
+        write_safetensors(temporary, [planned], [found.tensor.read()], facts=facts)
+        read_prefix(temporary).open(spec)
+
+
+def _checked(config: Path, weights: Path, said: Mapping[str, Any]) -> PrefixFile:
+    """config: that says this."""
+    path = weights.parent if weights.name == _WEIGHTS else weights
     method, base = said.get("peft_type"), said.get("base_model_name_or_path")
     if method == "LORA":
         raise InputError(f"--prefix {path} is a LoRA adapter: edge convert makes a file for --lora of it")
@@ -149,7 +185,7 @@ def read_prefix(path: Path) -> PrefixFile:
     return PrefixFile(tensor, method in _OF_KEYS, Path(base).name if isinstance(base, str) else "")
 
 
-def _row_of(spec: ModelSpec) -> RowShape:
+def row_of(spec: ModelSpec) -> RowShape:
     """The row of every layer. Raises UnsupportedError for models with other layers."""
     network = find_network(spec)
     row = network.rows[0]

@@ -9,8 +9,8 @@ from reprlib import repr as brief
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_pooling
-from edge.model.layers import RANKS, Network, is_behind
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import RANKS, Network, is_behind
+from edge.model.structure.spec import ModelSpec
 
 _NETWORKS = {
     "llama": "llama:network",
@@ -36,6 +36,7 @@ _NETWORKS = {
     "falcon-h1": "falcon_h1:network",
     "jamba": "mamba:jamba",
     "kimi-linear": "kimi_linear:network",
+    "bailingmoe3": "kimi_linear:ling",
     "lfm2": "lfm2:network",
     "lfm2moe": "lfm2moe:network",
     "mamba": "mamba:network",
@@ -101,6 +102,7 @@ USUAL: dict[str, tuple[str, ...]] = {
 have them, so a model can be described without its file (`edge/model/layout.py`)."""
 
 USUAL_EXPERTS = {
+    "bailingmoe3": ("ffn_down_exps.weight", "exp_probs_b.bias"),
     "deepseek2": ("ffn_down_exps.weight", "exp_probs_b.bias"),
     "gemma4": ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"),
     "kimi-linear": ("ffn_down_exps.weight", "exp_probs_b.bias"),
@@ -120,7 +122,7 @@ def find_network(header: Header, spec: ModelSpec) -> Network | None:
     network: Network = getattr(import_module(f"{__name__}.{module}"), name)(header, spec)
     pooling = read_pooling(header)
     if header.value("pooling_type") == RANKS or any(map(is_behind, header.file.tensors)):
-        from edge.model.tail import describe, read_ranking  # here: few models have one
+        from edge.model.structure.tail import describe, read_ranking  # here: few models have one
 
         ranking = read_ranking(header, encoder=network.encoder)
         network = replace(network, tail=describe(header, spec.hidden), ranks=ranking is not None)

@@ -9,8 +9,8 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope
 from edge.model.cores import UNROTATED, Attention, Dense, Rope
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import ModelFormatError
 from edge.formats.gguf import ArrayRef
 from edge.formats.gguf_fields import Header
 from edge.model.cores import Activation, Attention, Dense, Experts, Mamba, Rope, Router, Temperature
-from edge.model.layers import Block, Network, Norm, Pooling
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network, Norm, Pooling
+from edge.model.structure.spec import ModelSpec
 
 POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}  # pooling_type
 _MEAN = 1
@@ -122,14 +122,18 @@ def read_state(header: Header, core: str) -> tuple[int, int, int, int, int]:
 
 def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False, width: int = 0) -> Experts:
     """The experts of a header. shared: with a shared expert for every token. width: of each expert; 0: the header's.
-
-    Raises ModelFormatError for impossible figures, UnsupportedError for experts that are chosen by groups.
-    """
+    Raises ModelFormatError for impossible figures."""
     number, used = header.count("expert_count", "ffn"), header.count("expert_used_count", "ffn")
     if used > number:
         raise ModelFormatError(f"{header.file.path}: {used} of {number} experts for a token")
-    if header.value("expert_group_count") not in (None, 0, 1):
-        raise UnsupportedError(f"{header.file.path}: groups of experts run on llama.cpp only")
+    groups, groups_used = (
+        header.count(key, "ffn") if header.value(key) else 1
+        for key in ("expert_group_count", "expert_group_used_count")
+    )
+    if number % groups or groups_used > groups or used > groups_used * number // groups or number < 2 * groups > 2:
+        raise ModelFormatError(
+            f"{header.file.path}: {used} of {number} experts for a token, in {groups_used} of {groups} groups"
+        )
     width = width or header.count("expert_feed_forward_length", "ffn")
     return Experts(
         number,
@@ -138,6 +142,8 @@ def read_experts(header: Header, router: Router = "softmax", *, shared: bool = F
         router,
         scale=read_factor(header, "expert_weights_scale"),
         shared=header.count("expert_shared_feed_forward_length", "ffn", default=width) if shared else 0,
+        groups=groups,
+        groups_used=groups_used,
     )
 
 

@@ -12,8 +12,8 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.angles import yarn_magnitude
 from edge.model.architectures.common import leading_dense, read_experts, read_yarn
 from edge.model.cores import Attention, Dense, Experts, Latent
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of routers
 

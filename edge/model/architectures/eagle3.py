@@ -9,8 +9,8 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import LIMITS, Header
 from edge.model.architectures.common import decoder
 from edge.model.cores import Attention, Features
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 LAYERS = ("target_layers", "extract_layers")  # the latter in files of llama.cpp before June 2026
 _MOST = 8  # layers of the model

@@ -8,8 +8,8 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_rope, window_but_every
 from edge.model.cores import UNROTATED
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 PERIOD = 4
 

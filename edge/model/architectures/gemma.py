@@ -6,8 +6,8 @@ import math
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

@@ -6,8 +6,8 @@ import math
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, window_but_every
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 _LAYERS_OF_27B = 46  # only this size divides scores by √(hidden / heads); no field of the file says so
 

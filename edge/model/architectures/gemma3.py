@@ -10,8 +10,8 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_rope, window_but_every
 from edge.model.architectures.gemma2 import query_scale
 from edge.model.cores import Rope
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 _LAYERS_OF_27B = 62
 
@@ -20,7 +20,7 @@ def network(header: Header, spec: ModelSpec) -> Network:
     windows = window_but_every(header.count("attention.sliding_window_pattern", "layers", default=6), spec)
     local = Rope(spec.rope_dim, header.positive("rope.freq_base_swa", 10000.0, below=1e12), halves=True)
     whole = replace(read_rope(header, spec), halves=True)
-    return decoder(
+    found = decoder(
         header,
         spec,
         ropes=[local if window else whole for window in windows],
@@ -30,3 +30,4 @@ def network(header: Header, spec: ModelSpec) -> Network:
         embedding_scale=math.sqrt(spec.hidden),
         logit_cap=header.positive("final_logit_softcapping", 0.0, below=1e6),
     )
+    return replace(found, whole_pictures=True)

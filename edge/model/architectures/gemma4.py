@@ -15,9 +15,9 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_experts, read_rope
 from edge.model.cores import Attention, Dense, PerLayerInput, Rope
-from edge.model.fallback import figure, per_layer
-from edge.model.layers import Assists, Block, Layer, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import figure, per_layer
+from edge.model.structure.layers import Assists, Block, Layer, Network
+from edge.model.structure.spec import ModelSpec
 
 _USED_CENTROIDS = 32  # of an assistant, where the header does not say
 
@@ -75,7 +75,8 @@ def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:
         size, rope = spec.head_dim, replace(read_rope(header, spec), halves=True)
     if rope.dim != size:
         raise UnsupportedError(f"{header.file.path}: RoPE rotates {rope.dim} of {size} values: not supported yet")
-    return Attention(spec.heads, spec.kv_heads, size, 1.0, rope, window, head_norms=True, unit_values=True)
+    spans = window > 0 or figure(header, "embedding_length_per_layer_input", "ffn", 0) > 0
+    return Attention(spec.heads, spec.kv_heads, size, 1.0, rope, window, head_norms=True, unit_values=True, spans=spans)
 
 
 def _source(header: Header, own: list[Attention], core: Attention) -> int:

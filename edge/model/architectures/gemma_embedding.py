@@ -8,8 +8,8 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import gemma3
 from edge.model.cores import Attention
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_experts, read_yarn, window_but_every
 from edge.model.cores import Attention
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 _BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
 _CLAMP = 7.0  # of the activations' inputs; no field of the file says so

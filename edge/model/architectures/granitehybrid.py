@@ -10,9 +10,9 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import granite
 from edge.model.architectures.common import read_experts, read_mamba
-from edge.model.fallback import figure, per_layer
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import figure, per_layer
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

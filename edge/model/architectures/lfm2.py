@@ -11,9 +11,9 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
 from edge.model.cores import Attention, Dense, Experts, ShortConvolution
-from edge.model.fallback import per_layer
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import per_layer
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

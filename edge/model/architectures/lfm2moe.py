@@ -12,8 +12,8 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import leading_dense, read_experts
 from edge.model.architectures.lfm2 import hybrid
 from edge.model.cores import Dense
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 _SIGMOID = 2  # llama.cpp's number
 

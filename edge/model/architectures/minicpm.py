@@ -7,8 +7,8 @@ import math
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_factor
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 _EMBEDDING, _DEPTH, _BASE = 12.0, 1.4, 256.0  # of the first models, whose files do not say

@@ -6,8 +6,8 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.deepseek2 import latent_attention
 from edge.model.architectures.minicpm import factors
 from edge.model.cores import Dense
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

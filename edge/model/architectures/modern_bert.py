@@ -8,8 +8,8 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope
 from edge.model.cores import Attention, Dense
-from edge.model.layers import Block, Layer, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Layer, Network
+from edge.model.structure.spec import ModelSpec
 
 PERIOD = 3  # layers from one with full attention to the next; the first has it
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.deepseek2 import latent_attention
 from edge.model.cores import Dense
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

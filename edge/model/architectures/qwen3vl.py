@@ -8,8 +8,8 @@ from dataclasses import replace
 from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_rope, read_sections
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder
-from edge.model.layers import Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

@@ -11,7 +11,6 @@ Templates of thinking models are rendered for each mode that they may support: t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from edge.devices.keys import key_of
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
 from edge.model.chat.messages import THOUGHT_NAMES, Marked, Message, parse_messages, parse_tools
 from edge.model.chat.parts import MEDIA, Segment
@@ -203,7 +203,7 @@ class ChatTemplate:
         lacks: set[str],
         markers: Mapping[str, str],
     ) -> _Rendered:
-        """The conversation with repairs of what the template lacks, and what is wrong with it."""
+        """The conversation, with repairs of what the template lacks, and its mistakes."""
         said, offered = repaired(messages, tools, lacks)
         written = {kind: marker for kind, marker in markers.items() if kind not in lacks}
         marked = Marked(said, offered, guises=self._guises, lists=self._lists, markers=written)
@@ -362,7 +362,7 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
     """The rendered forms. Forms that were rendered before come from the cache folder, without a child."""
     depends = (source, bos, eos, thinks, version_of("minijinja"), edge_version(), _FORMS)
-    key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
+    key = key_of(repr(depends))
     with suppress(CacheError, OSError, ValueError):
         if path := cache.find("templates", key, ".json"):
             known: Forms = json.loads(path.read_bytes())

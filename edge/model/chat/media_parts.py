@@ -11,7 +11,7 @@ from edge.media.picture import Image, decode_base64
 from edge.media.recording import Sound
 from edge.media.recording import decode_base64 as sound_base64
 from edge.model.chat.parts import kind_of
-from edge.model.prompt import Looks
+from edge.model.parts.prompt import Looks
 from edge.types import FloatArray
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 from edge.errors import InputError
 from edge.model.chat.parts import MEDIA, Segment, Text, has_media, kind_of, newest, text_of_parts
 from edge.model.chat.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
-from edge.model.text import well_formed
+from edge.model.parts.text import well_formed
 from edge.records import dataclass
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -198,7 +198,10 @@ def _message(number: int, message: object, *, asks: bool, senses: Collection[str
         role = "tool"
     if role not in ROLES:
         raise InputError(f"{where}: role must be one of {', '.join(ROLES)}, not {brief(role)}")
-    content = _content(message.get("content"), f"{where}: content", asks=asks, senses=senses if role in SEEN else ())
+    given = message.get("content")
+    if role == "user" and (given is None or (isinstance(given, list | tuple) and not given)):
+        raise InputError(f"{where} has no content: a message of the user has a text, or a list of parts")
+    content = _content(given, f"{where}: content", asks=asks, senses=senses if role in SEEN else ())
     listed = message.get("tool_calls") or []
     if not isinstance(listed, list | tuple):
         raise InputError(f"{where}: tool_calls must be a list, not {brief(listed)}")
@@ -425,7 +428,7 @@ class Marked:
             yield replace(each, text=text[at:])
 
     def media_missing(self, rendered: str) -> set[str]:
-        """The kinds of media of which the template writes another number than there are."""
+        """The kinds of media whose markers the template does not write once for each medium."""
         counts = Counter(each.kind for each in self._media)
         return {kind for kind, count in counts.items() if rendered.count(self._markers[kind]) != count}
 

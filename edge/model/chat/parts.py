@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.types import IntArray
+from edge.values import brief
 
 if TYPE_CHECKING:
     from edge.media.picture import Image
@@ -51,9 +52,6 @@ def left_out(what: str) -> str:
     return f"[{what} left out: this model reads text]"
 
 
-PICTURE = left_out("picture")
-
-
 def kind_of(part: object) -> str | None:
     """The kind of medium that a part of a content is, or should be, a key of MEDIA; None for others."""
     found = _INPUTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
@@ -79,7 +77,7 @@ def text_of_parts(content: Any, where: str, joint: str = "", *, strict: bool = F
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise InputError(f"{where} must be text or a list of parts")
+        raise InputError(f"{where} must be text or a list of parts, not {brief(content)}")
     found, before = "", False
     for number, part in enumerate(content):
         text, alone = _text_of(part, f"{where}[{number}]", strict)

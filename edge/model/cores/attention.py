@@ -14,13 +14,15 @@ class Latent:
 
     `attn_kv_a_mqa` · x is a latent vector c, which `attn_kv_a_norm` normalises, and a key k with a position. All heads
     read one row, the key [c, RoPE(k)] and the value c. A head's query is [q, p]: q has no position and is multiplied by
-    the head's `attn_k_b`, p is rotated. What a head mixes from the values is multiplied by its `attn_v_b`.
+    the head's `attn_k_b`, p is rotated. What a head mixes from the values is multiplied by its `attn_v_b` and, if
+    `gated`, by the sigmoid of its value of `attn_gate` · x.
     """
 
     plain: int  # values of q
     value: int  # that a head hands to the output projection
-    rank: int = 0  # queries are `attn_q_b` · norm(`attn_q_a` · x), through so many values; 0: `attn_q` · x
+    rank: int = 0  # queries are `attn_q_b` · norm(`attn_q_a` · x), through this many values; 0: `attn_q` · x
     joined: bool = False  # files have `attn_k_b`, transposed, and `attn_v_b` in one matrix, `attn_kv_b`, head by head
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,32 @@ class Attention:
     head_dim: int
     scale: float  # of queries
     rope: Rope = UNROTATED
-    window: int = 0  # positions that a token attends to: its own is the last, or the middle in encoders; 0: all
-    head_norms: bool = False  # of each head's queries and keys, before RoPE
-    biases: tuple[str, ...] = ()  # the matrices that have one
-    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
-    temperature: Temperature | None = None
-    gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
-    sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
-    unit_values: bool = False  # each head's values are divided by their root mean square
+
+    # The tokens that a token attends to.
+    window: int = 0  # positions: its own is the last, or the middle in encoders; 0: all
+    causal: bool = True  # those before it; False: all of its text
+    spans: bool = True  # within a picture that sees all of itself (`Places.sees`), all of it
+
+    # Their rows.
     rows_of: int | None = None  # the layer whose rows are read; None: this one's
     across: bool = False  # cross attention
-    causal: bool = True  # a token sees those before it; False: all of its text
     value_dim: int = 0  # of a value; 0: head_dim
     shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
+    unit_values: bool = False  # each head's values are divided by their root mean square
+    latent: Latent | None = None  # `kv_heads` is 1, `head_dim` the size of a row's key, `value_dim` of its value
+
+    # Scores.
+    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
+    temperature: Temperature | None = None
+    sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
+
+    # Matrices and norms.
+    biases: tuple[str, ...] = ()  # the matrices that have one
+    head_norms: bool = False  # of each head's queries and keys, before RoPE
+    gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
     keys_as_values: bool = False  # files have no `attn_v`, which is `attn_k`: values differ by norm and RoPE only
     clipped: bool = False  # matrices have bounds (see `BOUNDS`)
-    joined: bool = False  # it reads the rows that `Features` has joined, [n, 2 · hidden]
-    latent: Latent | None = None  # `kv_heads` is 1, `head_dim` the size of a row's key, `value_dim` of its value
+    joined: bool = False  # they multiply the rows that `Features` has joined, [n, 2 · hidden]
 
     output = "attn_output"
     fixed_values = 0
@@ -62,7 +73,8 @@ class Attention:
     def inputs(self) -> tuple[str, ...]:
         """Matrices that multiply the normalised rows."""
         if self.latent:
-            return ("attn_q_a" if self.latent.rank else "attn_q", "attn_kv_a_mqa")
+            gate = ("attn_gate",) if self.latent.gated else ()
+            return ("attn_q_a" if self.latent.rank else "attn_q", "attn_kv_a_mqa", *gate)
         own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.makes_rows else ()
         return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
 
@@ -75,6 +87,10 @@ class Attention:
     def makes_rows(self) -> bool:
         """Whether its layer adds rows to the KV cache."""
         return self.rows_of is None and not self.across
+
+    def source(self, layer: int) -> int:
+        """The layer whose rows it reads as the core of `layer`."""
+        return layer if self.rows_of is None else self.rows_of
 
     @property
     def group(self) -> int:
@@ -151,6 +167,8 @@ class Attention:
             yield Tensor("attn_q", queries, hidden)
         yield Tensor("attn_kv_a_mqa", row.key, hidden)
         yield Tensor("attn_kv_a_norm", row.value)
+        if latent.gated:
+            yield Tensor("attn_gate", heads, hidden)
         both = (row.value, heads * (latent.plain + latent.value)) if latent.joined else ()
         yield Tensor("attn_k_b", heads * row.value, latent.plain, stored=both or (latent.plain, row.value, heads))
         yield Tensor("attn_v_b", self.width, row.value, stored=both or (row.value, latent.value, heads))

@@ -43,7 +43,8 @@ class Experts:
     is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which affects the choice only. Shares
     are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
     is normalised again over the chosen is the softmax of their logits.) If they are not `normed`, e^r is divided by the
-    sum over all experts, and sigmoid(r) by nothing.
+    sum over all experts, and sigmoid(r) by nothing. Experts in several `groups` are chosen from those `groups_used`
+    groups whose two largest scores have the largest sums.
 
         y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
 
@@ -70,6 +71,8 @@ class Experts:
     biases: bool = False
     shared_gated: bool = True
     own_norms: bool = False
+    groups: int = 1  # of neighbouring experts
+    groups_used: int = 1
 
     output, kind = "ffn_down_exps", "mixtures of experts"
     fixed_values = 0

@@ -74,10 +74,10 @@ class KimiDelta:
     """Kimi Delta Attention (arXiv:2510.26692): a delta net with a decay for each value of a key.
 
     As `DeltaNet`, with one key head for each head, values of the size of keys, and these gates: f = `ssm_f_b` ·
-    `ssm_f_a` · x and z = `ssm_g_b` · `ssm_g_a` · x, through `rank` values each, β = sigmoid(`ssm_beta` · x), and with
-    each head's a = `ssm_a`, which is negative
+    `ssm_f_a` · x and z = `ssm_g_b` · `ssm_g_a` · x, through `rank` values each, or by `ssm_f_a` and `ssm_g_a` alone,
+    β = sigmoid(`ssm_beta` · x), and with each head's a = `ssm_a`, which is negative unless g is bounded
 
-        g = exp(a · softplus(f + `ssm_dt.bias`))
+        g = exp(a · softplus(f + `ssm_dt.bias`)), or exp(bound · sigmoid(a · (f + `ssm_dt.bias`)))
         S ← diag(g) · S;  S += k ⊗ β (v − Sᵀ k);  o = Sᵀ q
 
     The output is RMSNorm(o) · sigmoid(z), head by head.
@@ -86,7 +86,8 @@ class KimiDelta:
     heads: int
     size: int  # of a query, key or value
     kernel: int  # tokens that the convolutions see
-    rank: int
+    rank: int  # 0: gates have one matrix each
+    bound: float = 0.0  # of the decays' logarithms; 0: none
 
     output, kind = "attn_output", "Kimi Delta Attention"
 
@@ -100,7 +101,11 @@ class KimiDelta:
 
     convolutions = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
     inputs = ("attn_q", "attn_k", "attn_v", "ssm_beta", "ssm_f_a", "ssm_g_a")
-    gates = ("ssm_f_b", "ssm_g_b")  # behind `ssm_f_a` and `ssm_g_a`
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Matrices behind `ssm_f_a` and `ssm_g_a`."""
+        return ("ssm_f_b", "ssm_g_b") if self.rank else ()
 
     @property
     def width(self) -> int:
@@ -130,7 +135,7 @@ class KimiDelta:
             yield Tensor(name, self.width, hidden)
         yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors of the gates accumulate over a text
         for name in self.inputs[4:]:
-            yield Tensor(name, self.rank, hidden, bits="more")
+            yield Tensor(name, self.rank or self.width, hidden, bits="more")
         for name in self.gates:
             yield Tensor(name, self.width, self.rank, bits="more")
         for name in self.convolutions:

@@ -15,10 +15,10 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
 from edge.model.cores import Attention
-from edge.model.fallback import read_fallback
-from edge.model.layers import Assists, Network
-from edge.model.mtp import ASSISTANT, NEXTN_LAYERS
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import read_fallback
+from edge.model.structure.layers import Assists, Network
+from edge.model.structure.mtp import ASSISTANT, NEXTN_LAYERS
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import IntArray
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
-from edge.model.catalog import find_model
-from edge.model.mtp import ASSISTANT, EAGLE
+from edge.model.names.catalog import find_model
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.structure.mtp import ASSISTANT, EAGLE
+from edge.model.structure.spec import ModelSpec
 from edge.records import dataclass
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -54,16 +54,17 @@ def open_draft(model: str | Path) -> DraftFile:
         from edge.model.drafters.eagle import plain_file, read_eagle
 
         return DraftFile(plain_file(file), read_eagle(file), file)
-    return DraftFile(file, read_spec(file), file)
+    spec = read_spec(file)
+    if spec.ears or spec.encoder:
+        raise UnsupportedError(f"--draft {spec.name}: it continues no text: choose a small model with the same tokens")
+    return DraftFile(file, spec, file)
 
 
 def check_draft(draft: DraftFile, file: GGUFFile, spec: ModelSpec) -> None:
     """Raise InputError unless the file drafts for a model: their vocabularies are the same and, for an assistant or a
     head, the shapes of the rows or states that it reads."""
     if not _same_tokens(draft.file, file):
-        raise InputError(
-            f"--draft {draft.file.path}: its tokens are not those of {file.path.name}: choose another model"
-        )
+        raise InputError(f"--draft {draft.spec.name}: its tokens are not those of {spec.name}: choose another model")
     if draft.assists:
         from edge.model.drafters.assistant import check_assistant
 

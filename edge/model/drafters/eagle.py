@@ -15,9 +15,9 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
 from edge.model.cores import Features
-from edge.model.fallback import read_fallback
-from edge.model.mtp import EAGLE
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import read_fallback
+from edge.model.structure.mtp import EAGLE
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import FloatArray, IntArray
 

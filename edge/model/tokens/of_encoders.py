@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator
 
-from edge.model.prompt import joined
+from edge.model.parts.prompt import joined
 from edge.types import IntArray
 
 

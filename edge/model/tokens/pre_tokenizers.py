@@ -6,7 +6,7 @@ from the rule of their training; PUBLISHED holds the latter, for models that edg
 
 To add one: its name and its rule. Every rule must split between a letter and a space before a letter (`_SAFE_CUT` in
 tokenizer.py needs that), and run in linear time. For apps, `edge/apps/sections/words.py` compiles the expressions to
-tables, and refuses syntax that it does not know; `tests/apps/test_runtime_tokens.py` compares the words.
+tables, and refuses syntax that it does not know; `tests/apps/text/test_runtime_tokens.py` compares the words.
 """
 
 from __future__ import annotations

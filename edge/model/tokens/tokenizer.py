@@ -20,8 +20,8 @@ from tokenizers import models, normalizers
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.prompt import joined
-from edge.model.text import well_formed
+from edge.model.parts.prompt import joined
+from edge.model.parts.text import well_formed
 from edge.model.tokens.pre_tokenizers import PRE_TOKENIZERS, PUBLISHED, PreTokenizer
 from edge.model.tokens.vocabulary import BYTE, CALL_ENDS, CONTROL, END_NAMES, USER_DEFINED, open_vocabulary
 from edge.types import IntArray

@@ -18,7 +18,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.text import well_formed
+from edge.model.parts.text import well_formed
 from edge.model.tokens.of_encoders import OfEncoders
 from edge.model.tokens.tokenizer import cut_blocks, read_token_id
 from edge.model.tokens.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED

@@ -19,7 +19,6 @@ arrays begin at multiples of 8 bytes:
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import mmap
 import struct
@@ -33,6 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edge.devices.keys import Hasher
 from edge.devices.platform import map_file
 from edge.devices.private import open_private
 from edge.errors import CacheError, ModelFormatError
@@ -196,10 +196,10 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
 
     Raises ModelFormatError for a damaged vocabulary.
     """
-    digest = hashlib.sha256(_MAGIC + repr((kind, END_NAMES)).encode())
+    digest = Hasher(_MAGIC + repr((kind, END_NAMES)).encode())
     for name in _FIELDS:
         if (key := f"tokenizer.ggml.{name}") in file.spans:
-            digest.update(name.encode())
+            digest.update(name)
             for part in file.field_parts(key):
                 digest.update(part)
 
@@ -208,7 +208,7 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
             out.writelines(_make_tables(file, kind))
 
     try:
-        path = cache.find_or_make("tokenizers", digest.hexdigest()[:32], ".voc", write, f"tokens of {file.path.name}")
+        path = cache.find_or_make("tokenizers", digest.key(), ".voc", write, f"tokens of {file.path.name}")
         with open_private(path) as mapped:
             return Vocabulary(map_file(mapped.fileno()))  # resident now, so that the plan counts it
     except (CacheError, OSError):  # the cache folder cannot be written: this process keeps tables of its own

@@ -7,7 +7,7 @@ from reprlib import repr as brief
 
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.towers.mmproj import AUDIO, VISION, is_mmproj, read_mmproj, senses_of
 from edge.model.towers.tower import Layout, PictureTower, SoundTower, Stage, Tower
 
@@ -53,8 +53,7 @@ def open_tower(file: GGUFFile, spec: ModelSpec) -> PictureTower:
     """The encoder of pictures for a text model. Raises the errors of `read_tower`, InputError for another model's."""
     tower = read_tower(file)
     _check_belongs(tower, spec)
-    tower.check_text(spec)
-    return tower
+    return tower.for_text(spec)
 
 
 def open_ears(file: GGUFFile, spec: ModelSpec) -> SoundTower:

@@ -4,6 +4,7 @@ column and row, learned and rotary; means of 3 × 3 neighbours become one row. F
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import floor, sqrt
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.model.cores import Attention, Dense, Rope
-from edge.model.layers import Block, Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
 from edge.model.towers.tower import Layout, PictureTower, Stage, Tile
 from edge.records import dataclass
@@ -26,7 +27,9 @@ _BASE = 100.0  # of rotary positions
 
 @dataclass(frozen=True)
 class Gemma4(PictureTower):
-    """Patches follow each other row by row."""
+    """Patches follow each other row by row. whole_rows: `Layout.whole`."""
+
+    whole_rows: bool = False
 
     marker = "<|image|>"
     architectures = ("gemma4",)
@@ -53,13 +56,11 @@ class Gemma4(PictureTower):
             raise ModelFormatError(f"{self.mmproj.file.path}: {self._positions} positions are too few for a picture")
         return found
 
-    def check_text(self, spec: ModelSpec) -> None:
-        """E2B and E4B are causal, and have per-layer inputs; their header says no more about it."""
-        if spec.network is not None and not spec.network.layer_inputs:
-            raise UnsupportedError(
-                f"{spec.name}: pictures of larger Gemma 4 models see all of themselves in layers with windows alone, "
-                "which edge does not run: use --mmproj=off for text"
-            )
+    def for_text(self, spec: ModelSpec) -> Gemma4:
+        """E2B and E4B are causal, and have per-layer inputs; their header says no more about it. Pictures of larger
+        models see all of themselves, in layers with windows (`Attention.spans`)."""
+        whole = spec.network is not None and not all(core.spans for core in spec.network.attention if core)
+        return replace(self, whole_rows=whole)
 
     @property
     def default(self) -> int:
@@ -107,7 +108,8 @@ class Gemma4(PictureTower):
         elif not columns:
             rows, columns = min(height // width, budget), 1
         parts = ("<|image>", rows * columns, "<image|>")
-        return Layout(parts, ((_POOL * rows, _POOL * columns),), rows * side, columns * side)
+        tiles = ((_POOL * rows, _POOL * columns),)
+        return Layout(parts, tiles, rows * side, columns * side, whole=self.whole_rows)
 
     def tiles(self, pixels: AnyArray, layout: Layout) -> Iterator[FloatArray]:
         yield normalized(resize(pixels, layout.height, layout.width, "bicubic"), (0.0,) * 3, (1.0,) * 3)

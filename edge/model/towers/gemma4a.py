@@ -18,7 +18,7 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf import TensorInfo
 from edge.media.mel import RATE
 from edge.media.recording import Sound
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.towers.mmproj import check_own
 from edge.model.towers.spectrogram import sinusoids
 from edge.model.towers.tower import Layout, SoundTower, Stage, Tile

@@ -9,7 +9,7 @@ from math import ceil
 
 import numpy as np
 
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
 from edge.model.towers.tower import Layout, PictureTower, Tile, embedding, siglip
 from edge.records import dataclass

@@ -9,14 +9,14 @@ from math import ceil, floor, sqrt
 
 import numpy as np
 
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import gelu_erf, joined, normalized, patches_of, resize
 from edge.model.towers.tower import Layout, PictureTower, Tile, embedding, siglip
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 _LEAST, _MOST = 64, 256  # rows of a picture in one piece
-_LARGE = 2.0  # a picture of more pixels than so many times the most is divided
+_LARGE = 2.0  # a picture with more than this many times the most pixels is divided
 _TILE = 512  # pixels of the side of a tile
 _TILES = range(2, 11)
 _EPS = 1e-5  # of the projector's norm
@@ -84,7 +84,7 @@ class Lfm2(PictureTower):
         return Layout(("<|image_start|>", count, "<|image_end|>"), (tile,), height, width)
 
     def _divided(self, width: int, height: int, most: int) -> Layout:
-        """In at most so many tiles."""
+        """The layout in at most `most` tiles."""
         rows, columns = self._grid(width, height, most)
         whole, side = self._whole_picture(width, height, _MOST), _TILE // self.mmproj.patch
         parts, before = list[str | int](), "<|image_start|>"

@@ -19,10 +19,10 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
-from edge.model.fallback import check_types, count_tensors
-from edge.model.layers import Network
 from edge.model.reader import ENCODER
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import check_types, count_tensors
+from edge.model.structure.layers import Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint

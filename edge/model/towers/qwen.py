@@ -14,8 +14,8 @@ import numpy as np
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef
 from edge.model.cores import Dense, Rope
-from edge.model.layers import Network
-from edge.model.places import Places
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import gelu_erf, joined, normalized, patches_of, resize
 from edge.model.towers.tower import BIASED, Layout, PictureTower, Stage, Tile, embedding, layer
 from edge.records import dataclass

@@ -11,8 +11,8 @@ import numpy as np
 
 from edge.errors import ModelFormatError
 from edge.model.cores import Dense
-from edge.model.layers import Network
-from edge.model.places import Places
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import gelu_erf
 from edge.model.towers.qwen import EPS, Qwen, matrix
 from edge.model.towers.tower import BIASED, Stage, Tile, layer

@@ -14,7 +14,7 @@ from edge.errors import ModelFormatError
 from edge.media.mel import HOP
 from edge.media.recording import Sound
 from edge.model.cores import Dense
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import gelu_erf
 from edge.model.towers.spectrogram import sinusoids, spectrogram
 from edge.model.towers.tower import BIASED, Layout, SoundTower, Tile, layer

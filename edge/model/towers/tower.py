@@ -20,9 +20,9 @@ from typing import Any
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import UNROTATED, Attention, Dense, Rope
-from edge.model.layers import Block, Network
-from edge.model.places import Places
-from edge.model.spec import ModelSpec
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.towers.mmproj import Mmproj, view
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
@@ -205,8 +205,9 @@ class PictureTower(Tower):
         assert self.sizes
         super().check()
 
-    def check_text(self, spec: ModelSpec) -> None:
-        """Raise UnsupportedError for a text model in which pictures see what no engine lets them see."""
+    def for_text(self, _spec: ModelSpec) -> PictureTower:
+        """The encoder, for this text model."""
+        return self
 
     @property
     def default(self) -> int:
@@ -236,7 +237,7 @@ class SoundTower(Tower):
 
     @abstractmethod
     def layout(self, samples: int) -> Layout:
-        """The layout of a sound of so many samples at 16 kHz."""
+        """The layout of a sound of `samples` samples at 16 kHz."""
 
     @abstractmethod
     def hearing(self, samples: int) -> int:

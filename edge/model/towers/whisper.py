@@ -17,7 +17,7 @@ from edge.errors import ModelFormatError
 from edge.media.mel import HOP
 from edge.media.recording import Sound
 from edge.model.cores import Dense
-from edge.model.layers import Network
+from edge.model.structure.layers import Network
 from edge.model.towers.pixels import gelu_erf
 from edge.model.towers.spectrogram import spectrogram
 from edge.model.towers.tower import BIASED, Layout, SoundTower, Tile, layer
@@ -60,7 +60,7 @@ class Ears(SoundTower):
 
     @abstractmethod
     def window_rows(self, positions: int) -> int:
-        """Rows of a window with so many states."""
+        """Rows of a window with `positions` states."""
 
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:

@@ -15,15 +15,16 @@ from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.model.cores import Attention, Dense
-from edge.model.fallback import read_fallback
-from edge.model.layers import Block, Network
-from edge.model.spec import ModelSpec
+from edge.model.structure.fallback import read_fallback
+from edge.model.structure.layers import Block, Network
+from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.records import dataclass
 
 ARCHITECTURE = "whisper"
 FRAMES = 3000  # of a window of 30 s
 ALIGNMENT, MELS, MULTILINGUAL = "alignment_heads", "mel_count", "multilingual"
+MISHEARD = ("int4",)  # dtypes of rows in which a transcript has other words
 MANY_LANGUAGES = 51865  # tokens of the least multilingual vocabulary
 EARS = "enc."  # before the names of the encoder's tensors
 STEM = ("conv1", "conv2")  # [hidden, 3 · inputs], with the inputs of one tap side by side; they run outside of engines

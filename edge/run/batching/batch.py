@@ -1,7 +1,7 @@
 """Several generations at once over one loaded model: continuous batching, one pass at a time.
 
 Each generation has one of the engine's sequences. Decoding generations run their next tokens in one pass; prompts run
-in chunks of about 50 ms between such passes. All run the loop of `loop.py`, so answers are those of a session.
+in chunks of about 50 ms between such passes. All run the loop of `decoding/loop.py`, so answers are those of a session.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from edge.run.batching.stream import Driver, Stream
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.budgets.shares import EnergyLedger, whole_of
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
+from edge.run.decoding.loop import Pause, read_ahead
 from edge.run.hooks import Hooks, OnCall, OnLogprob, OnThought
 from edge.run.loaded import Loaded
-from edge.run.loop import Pause, read_ahead
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Chat, Request, Text

@@ -9,14 +9,14 @@ from typing import cast
 from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
 from edge.errors import EngineError
 from edge.model.adapters.lora import Lora
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.options import Options
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.budgets.shares import Share
-from edge.run.generation import Generation
+from edge.run.decoding.generation import Generation
+from edge.run.decoding.loop import Loop, Pause, begin, loop_of
 from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
-from edge.run.loop import Loop, Pause, begin, loop_of
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.sequences.sequence import TokenSequence

@@ -19,7 +19,7 @@ import numpy as np
 from edge.errors import BusyError, InputError
 from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.run.batching.stream import Stream
 from edge.run.hooks import Hooks, OnLogprob, OnThought
 from edge.run.report import RunReport

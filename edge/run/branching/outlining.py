@@ -40,6 +40,7 @@ _POINT = (
 _LIST = re.compile(r"^\s*\d+[.)]\s+(\S.*)$", re.MULTILINE)
 _MOST_POINTS, _LEAST_POINTS, _LONGEST_POINT = 8, 2, 80
 _OUTLINE_TOKENS, _POINT_TOKENS, _LEAST_TOKENS = 120, 120, 8  # at most; of a point at least
+_MARGIN = 8  # rows around a point's text
 
 
 def points_of(outline: str) -> list[str]:
@@ -67,20 +68,38 @@ def outline(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
     if question is None:
         raise UnsupportedError("--outline takes a question of text")
     spent.request, route = replace(spent.request, think=model.template.nearest(Think.parse(False))), None
-    if spent.request.skeleton != "always":
-        with session.fork(1) as fork:
+    tokens, rows = spent.request.max_tokens, session.plan.config.capacity
+    narrow = f"{rows} KV rows have no room for its points"
+    with session.fork(1) as fork:
+        fits = _room(spent, fork.tokens, _ROUTER + question) >= 1
+        if fits and spent.request.skeleton != "always":
             route = _route(spent, fork[0], question)
-    if route in (None, "points") and not spent.ended:
+    why = narrow if not fits else None if route in (None, "points") else f"it needs {route}"
+    if why is None and not spent.ended:
         with session.fork(1) as fork:
-            points = _skeleton(spent, fork[0], question, hooks)
+            room = _room(spent, fork.tokens, question + _OUTLINE)
+            points = _skeleton(spent, fork[0], question, hooks, room) if room >= _LEAST_TOKENS else []
             fit = points if spent.left is None else points[: spent.left // _LEAST_TOKENS]
-            if len(fit) >= _LEAST_POINTS and fork[0].tokens is not None and not spent.ended:
-                yield from _written_out(spent, fork, question, fit, route, hooks, cut=len(fit) < len(points))
+            known, longest = fork[0].tokens, max([*fit, ""], key=len)
+            room = 0 if known is None else _room(spent, known, f"{_POINT}0. {longest}") - len(longest) - _MARGIN
+            if len(fit) >= _LEAST_POINTS and room >= _LEAST_TOKENS and not spent.ended:
+                cut = len(fit) < len(points)
+                yield from _written_out(spent, fork, question, fit, route, hooks, cut=cut, room=room)
                 return
+            if len(points) >= _LEAST_POINTS:
+                why = narrow if len(fit) >= _LEAST_POINTS else f"-n {tokens} has no room for its points"
+            else:
+                why = "the outline has no two points" if spent.reports else narrow
     if spent.reports and spent.reports[-1].stop_reason == "interrupted":
         session.report = spent.report("outline", "", spent.reports[-1], route)
         return
-    yield from _in_one_piece(spent, route, hooks)
+    yield from _in_one_piece(spent, route, hooks, why)
+
+
+def _room(spent: Spent, known: IntArray, prompt: str) -> int:
+    """The rows that a prompt behind `known` tokens leaves to an answer."""
+    asked = replace(spent.part(), prompt=prompt, follow_up=known.size > 0).encode(spent.session.model)
+    return spent.session.plan.config.capacity - known.size - asked.first(None).size
 
 
 def _route(spent: Spent, branch: Branch, question: str) -> str:
@@ -98,10 +117,10 @@ def _route(spent: Spent, branch: Branch, question: str) -> str:
     return ROUTES[chosen[0]] if chosen else ROUTES[-1]
 
 
-def _skeleton(spent: Spent, branch: Branch, question: str, hooks: Hooks) -> list[str]:
-    """Have the outline written. Returns its points."""
+def _skeleton(spent: Spent, branch: Branch, question: str, hooks: Hooks, room: int) -> list[str]:
+    """Have the outline written, of `room` tokens at most. Returns its points."""
     part = spent.part()
-    most = min(part.max_tokens or _OUTLINE_TOKENS, _OUTLINE_TOKENS)
+    most = min(part.max_tokens or _OUTLINE_TOKENS, _OUTLINE_TOKENS, room)
     request = replace(part, prompt=question + _OUTLINE, max_tokens=most, stop=("\n\n",))
     return points_of(_read(spent, "outline", branch.start(request, Hooks(hooks.prefill, hooks.thought), "1."), "1."))
 
@@ -114,7 +133,7 @@ def _read(spent: Spent, part: str, stream: Stream, text: str = "") -> str:
     return text
 
 
-def _in_one_piece(spent: Spent, route: str | None, hooks: Hooks) -> Generator[str, None, None]:
+def _in_one_piece(spent: Spent, route: str | None, hooks: Hooks, why: str | None) -> Generator[str, None, None]:
     session, texts, before = spent.session, list[str](), spent.session.report
     pieces = session.start(spent.part(), hooks)
     try:
@@ -125,20 +144,21 @@ def _in_one_piece(spent: Spent, route: str | None, hooks: Hooks) -> Generator[st
         pieces.close()
         if session.report is not None and session.report is not before:  # it ran
             spent.add("answer", session.report, "".join(texts))
-            session.report = spent.report("outline", "".join(texts), session.report, route)
+            session.report = spent.report("outline", "".join(texts), session.report, route, why)
 
 
 def _written_out(
-    spent: Spent, fork: Fork, question: str, points: Sequence[str], route: str | None, hooks: Hooks, *, cut: bool
-) -> Generator[str, None, None]:
+    spent: Spent, fork: Fork, question: str, points: Sequence[str], route: str | None, hooks: Hooks, *, cut: bool,
+    room: int,
+) -> Generator[str, None, None]:  # fmt: skip
     """Write the points out side by side, behind the outline of the fork's first branch. The conversation goes on with
-    question and answer. cut: whether there are more points."""
+    question and answer. cut: whether there are more points. room: tokens of each, at most."""
     session, texts, streams, like = spent.session, list[str](), list[Stream](), spent.reports[-1]
     heads = [f"{at}. {point}:" for at, point in enumerate(points, 1)]
     thoughts = [deque[str]() for _ in points]
     part = spent.part(len(points))
     unbegun: StopReason = "interrupted"
-    most = _POINT_TOKENS if spent.left is None else min(_POINT_TOKENS, spent.left // len(points))
+    most = min(_POINT_TOKENS, room, room if spent.left is None else spent.left // len(points))
     try:
         for number, (head, own) in enumerate(zip(heads, thoughts, strict=True)):
             request = replace(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.model import Model
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.options import Options
 from edge.plan.engines import plan_here
 from edge.plan.plan import Plan
@@ -27,13 +27,15 @@ ROOM = 300  # rows of an outline and of a point, beside the answer
 MOST_AT_ONCE = 8  # sequences; a pass of more costs nearly as many passes
 
 
-def side_by_side(model: Model, options: Options, count: int | None) -> int:
-    """The number of sequences to load a model with for so many branches (None: unknown), as many as fit."""
-    for sequences in (MOST_AT_ONCE, 6, 4, 3, 2):
-        if sequences <= max(2, count or MOST_AT_ONCE):
+def side_by_side(model: Model, options: Options, count: int | None, *, all_or_one: bool = False) -> int:
+    """The number of sequences to load a model with for so many branches (None: unknown), as many as fit. all_or_one:
+    fewer than all are of no use, and all only with rows for `options.expected_tokens`."""
+    for sequences in (count or 1,) if all_or_one else (MOST_AT_ONCE, 6, 4, 3, 2):
+        if sequences <= max(2, count or MOST_AT_ONCE) and sequences <= MOST_AT_ONCE:
             with suppress(BudgetError, UnsupportedError):
-                plan_here(model.file, model.spec, replace(options, sequences=sequences))
-                return sequences
+                _, plan = plan_here(model.file, model.spec, replace(options, sequences=sequences))
+                if not all_or_one or plan.config.capacity >= (options.expected_tokens or 0):
+                    return sequences
     return 1
 
 
@@ -103,7 +105,9 @@ class Spent:
                 BranchUse(part, text, tokens.generated, tokens.ran, energy.joules, report.stop_reason, votes)
             )
 
-    def report(self, by: str, text: str, like: RunReport, route: str | None = None) -> RunReport:
+    def report(
+        self, by: str, text: str, like: RunReport, route: str | None = None, one_piece: str | None = None
+    ) -> RunReport:
         """The report of the whole answer, whose other fields are those of the generation `like`."""
         reports, asked = self.reports, self.request
         generated, seconds = sum(each.tokens.generated for each in reports), time.perf_counter() - self._started
@@ -120,7 +124,7 @@ class Spent:
                           budget_s=asked.time)  # fmt: skip
         tokens = replace(like.tokens, generated=generated, ran=sum(each.tokens.ran for each in reports))
         side = min(self.sequences, sum(each.part in ("answer", "point") for each in self.uses))
-        branched = Branched("vote" if by == "vote" else "outline", tuple(self.uses), max(1, side), route)
+        branched = Branched("vote" if by == "vote" else "outline", tuple(self.uses), max(1, side), route, one_piece)
         return replace(
             like, text=text if asked.keep_text else None, tokens=tokens, timings=timings, energy=energy,
             memory=reports[-1].memory, branched=branched,

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 
-from edge.errors import EdgeError, InputError
+from edge.errors import BudgetError, EdgeError, InputError
 from edge.model.model import Model
 from edge.run.branching.several import Spent, anew
 from edge.run.hooks import Hooks
+from edge.run.reporting import why_unanswered
 from edge.run.request import Request
 from edge.sampling import SamplingParams
 
@@ -72,12 +73,15 @@ def vote(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
         report = None if chosen is None else streams[chosen].report
         if chosen is None or report is None:
             raise failed or InputError("no answer of the vote began")
-        session.report = spent.report("vote", texts[chosen], replace(report, seed=sampling.seed))
+        tokens = replace(report.tokens, prompt=asked.first(None).size)
+        session.report = spent.report("vote", texts[chosen], replace(report, tokens=tokens, seed=sampling.seed))
         if failed and not texts[chosen]:
+            if isinstance(failed, BudgetError):  # of one answer, by its part of the budget
+                raise BudgetError(why_unanswered(session.report, session.options)) from None
             raise failed
         if hooks.thought:
             for thought in thoughts[chosen]:
                 hooks.thought(thought)
-        tokens = fork.after(asked, texts[chosen]) if fork[chosen].tokens is None else None  # its rows were evicted
-        fork.join(fork[chosen], tokens)
+        after = fork.after(asked, texts[chosen]) if fork[chosen].tokens is None else None  # its rows were evicted
+        fork.join(fork[chosen], after)
     yield texts[chosen]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import AssistingLayers, Engine, EngineConfig, SharingEngine
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.drafting import AssistingLayers, SharingEngine
 from edge.backends.reference.assistant import Assistant, step_bytes
 from edge.backends.token_table import TokenTable
 from edge.model.drafters.assistant import source_layers

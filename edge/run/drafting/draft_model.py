@@ -11,7 +11,7 @@ from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.drafter import Drafter
 from edge.types import FloatArray, IntArray
 
-_SINKS = 4  # first tokens kept of a text that is longer than the cache
+SINKS = 4  # first tokens kept of a text that is longer than the cache
 
 
 class DraftModel(Drafter):
@@ -52,7 +52,7 @@ class DraftModel(Drafter):
             return text
         step = max(1, room // 2)
         dropped = -(-(text.size - room) // step) * step
-        return np.concatenate([text[:_SINKS], text[_SINKS + dropped :]])
+        return np.concatenate([text[:SINKS], text[SINKS + dropped :]])
 
     def _run(self, tokens: IntArray) -> FloatArray:
         kv = self.engine.kv

@@ -25,7 +25,7 @@ class Drafter(Protocol):
         ...
 
     def release(self) -> None:
-        """Let go of the engine, which will be closed. `bind` follows, or `close`."""
+        """Release the engine, which will be closed. `bind` follows, or `close`."""
         return
 
     def reset(self) -> None:

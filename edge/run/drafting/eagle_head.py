@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import Engine, MTPEngine, StatesEngine
+from edge.backends.base import Engine
+from edge.backends.drafting import MTPEngine, StatesEngine
 from edge.backends.token_table import TokenTable
 from edge.model.drafters.eagle import EMBEDDING, norm_of_features, tokens_of
 from edge.model.model import Model

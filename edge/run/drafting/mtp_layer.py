@@ -7,7 +7,8 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, EngineConfig, MTPEngine, StatesEngine
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.drafting import MTPEngine, StatesEngine
 from edge.formats.gguf import GGUFFile
 from edge.plan.resolved import MTP_STATES
 from edge.run.budgets.meters import EnergyMeter

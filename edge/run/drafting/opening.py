@@ -7,8 +7,8 @@ from collections.abc import Callable
 from edge.backends.base import Engine, EngineConfig
 from edge.formats.gguf import GGUFFile
 from edge.model.model import Model
-from edge.model.mtp import mtp_file
-from edge.model.spec import ModelSpec
+from edge.model.structure.mtp import mtp_file
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.budgets.meters import EnergyMeter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge.model.text import well_formed
+from edge.model.parts.text import well_formed
 from edge.tools.marks import overlap
 
 

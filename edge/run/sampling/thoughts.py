@@ -8,7 +8,7 @@ from io import StringIO
 
 from edge.model.chat.thinking import Family, Think
 from edge.model.model import Model
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.budgets.meters import Watch
 from edge.run.hooks import OnThought

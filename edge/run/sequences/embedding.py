@@ -9,9 +9,9 @@ import numpy as np
 
 from edge.backends.base import HiddenEngine
 from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError, UnsupportedError
-from edge.model.layers import Pooling
 from edge.model.model import Model
-from edge.model.places import Places
+from edge.model.parts.places import Places
+from edge.model.structure.layers import Pooling
 from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray

@@ -13,7 +13,7 @@ from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
-from edge.model.prompt import Prompt
+from edge.model.parts.prompt import Prompt
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cost import Cost
@@ -23,7 +23,7 @@ from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.model.given import GivenRows
+    from edge.model.parts.given import GivenRows
     from edge.prompt_cache.cache import PromptCache
     from edge.run.sequences.whole_pictures import RowPictures
 

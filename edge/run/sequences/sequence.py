@@ -23,8 +23,8 @@ from edge.backends.kv_cache import KVState
 from edge.errors import EngineError, InputError
 from edge.kv import pinned_rows
 from edge.model.adapters.lora import Lora
-from edge.model.places import Places
-from edge.model.prompt import Prompt, joined
+from edge.model.parts.places import Places
+from edge.model.parts.prompt import Prompt, joined
 from edge.plan.plan import Plan
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
@@ -37,7 +37,7 @@ from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.model.adapters.prefix import Prefix
-    from edge.model.given import GivenRows
+    from edge.model.parts.given import GivenRows
     from edge.prompt_cache.cache import PromptCache
 
 

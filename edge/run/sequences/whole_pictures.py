@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge.kv.policy import Selection
-from edge.model.given import GivenRows
+from edge.model.parts.given import GivenRows
 from edge.types import AnyArray, IntArray
 
 
@@ -103,7 +103,7 @@ def whole_pictures(chosen: Sequence[IntArray], pictures: Sequence[IntArray], pin
 
 
 def _drop_text(kept: Sequence[AnyArray], pictures: Sequence[IntArray], counts: AnyArray, pinned: int) -> None:
-    """Drop the oldest rows of text that are not pinned, if each list has so many."""
+    """Drop the oldest rows of text that are not pinned, if each list has that many."""
     texts = [np.flatnonzero(rows & (own == 0)) for rows, own in zip(kept, pictures, strict=True)]
     texts = [each[each >= pinned] for each in texts]
     if all(each.size >= count for each, count in zip(texts, counts, strict=True)):

@@ -1,7 +1,7 @@
 """Beam search over a window's text, as `BeamSearchDecoder` of openai-whisper does it.
 
-There is one KV cache: of each beam, only the tokens behind those that it shares with the last one run again, in one
-pass. Beams seldom differ by more than a few.
+Where there is a sequence for each beam, they run in common passes. With one KV cache, of each beam only the tokens
+behind those that it shares with the last one run again, in one pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Beams:
     length_penalty: float | None = None
 
     def __post_init__(self) -> None:
-        for flag, value in (("beam_size", self.size), ("best_of", self.best_of)):
+        for flag, value in (("--beam-size", self.size), ("--best-of", self.best_of)):
             if not isinstance(value, int) or not 1 <= value <= 64:
                 raise InputError(f"{flag} must be from 1 to 64, not {value!r:.40}")
         if not 0 < self.patience <= 64:
@@ -51,7 +51,11 @@ GREEDY = Beams()
 
 
 def search(
-    beams: Beams, logprobs_of: Callable[[Tokens], FloatArray], end: int, most: int
+    beams: Beams,
+    logprobs_of: Callable[[Tokens], FloatArray],
+    end: int,
+    most: int,
+    ahead: Callable[[list[Tokens]], object] = len,
 ) -> tuple[Tokens, tuple[float, ...], float]:
     """The best text, without its end, the log-probability of each of its tokens, and the sum of these, with the end's.
     logprobs_of: of the tokens behind a text, [vocabulary], of which none is kept; beams with long common beginnings
@@ -59,6 +63,7 @@ def search(
     live: dict[Tokens, _Score] = {(): (0.0, ())}
     finished, wanted = dict[Tokens, _Score](), round(beams.size * beams.patience)
     for _ in range(most):
+        ahead(sorted(live))
         behind = {text: _likeliest(logprobs_of(text), beams.size + 1) for text in sorted(live)}
         scores = dict[Tokens, _Score]()
         for text, (total, each) in live.items():

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 
 import numpy as np
 
 from edge.records import dataclass
-from edge.run.hearing import Listener
+from edge.run.decoding.lanes import common
+from edge.run.senses.hearing import Listener
 from edge.run.speech.beams import GREEDY, Beams, search
 from edge.run.speech.rules import TokenRules
 from edge.types import FloatArray, IntArray
@@ -67,7 +69,7 @@ class Decoder:
 
     def decode(self, before: Sequence[int], opening: Sequence[int], seed: int, pay: Pay) -> Decoded:
         """before: tokens of the text before, at most half the context. opening: of the transcript, from
-        `<|startoftranscript|>` on. seed: of what is drawn."""
+        `<|startoftranscript|>` on. seed: of the draws."""
         self._random = np.random.default_rng(seed)
         listener, whisper = self._listener, self._listener.whisper
         if before:
@@ -98,12 +100,21 @@ class Decoder:
 
     def _search(self, heard: FloatArray, begun: int, no_speech: float, pay: Pay) -> Decoded:
         kv, context, held = self._listener.kv, self._listener.whisper.context, tuple[int, ...]()
+        kv.truncate(begun)
+        lanes, ran = self._listener.lanes(self._beams.size), dict[tuple[int, ...], FloatArray]()
+
+        def ahead(texts: list[tuple[int, ...]]) -> None:
+            ran.clear()
+            if lanes and texts[0]:
+                pay(len(texts))
+                ran.update(zip(texts, lanes.run(texts), strict=True))
 
         def logprobs_of(text: tuple[int, ...]) -> FloatArray:
             nonlocal held
-            same = next((at for at, (a, b) in enumerate(zip(text, held, strict=False)) if a != b), len(text))
-            same = min(same, len(held), max(0, len(text) - 1))  # the last token runs, for its logits
-            if text:
+            if text in ran:
+                logits = ran[text].copy()
+            elif text:
+                same = min(common(text, held), len(text) - 1)  # the last token runs, for its logits
                 kv.truncate(begun + same)
                 logits, held = self._run(text[same:], pay).copy(), text
             else:
@@ -113,7 +124,8 @@ class Decoder:
             return _log_softmax(logits)
 
         most = min(context // 2, context - begun)
-        tokens, logprobs, total = search(self._beams, logprobs_of, self._listener.whisper.eot, most)
+        with closing(lanes) if lanes else nullcontext():
+            tokens, logprobs, total = search(self._beams, logprobs_of, self._listener.whisper.eot, most, ahead)
         return self._decoded(tokens, logprobs, total, no_speech, 0.0)
 
     def _sample(self, logits: FloatArray, temperature: float, no_speech: float, pay: Pay) -> Decoded:

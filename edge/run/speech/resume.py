@@ -1,5 +1,5 @@
-"""What is kept of a transcript that goes into a file, until it is whole: a line of JSON for each window, from which the
-same command goes on after an interruption."""
+"""Notes of an unfinished transcript that goes into a file: a line of JSON for each window, from which the same command
+continues after an interruption."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ class _Line:
 
 
 class Unfinished:
-    """The file NAME.part beside a transcript. key: what the transcript depends on; a file of another is replaced.
+    """The file NAME.part beside a transcript. key: what the transcript depends on.
 
-    Leaving it as a context closes the file, and removes it after an exception before the first window.
+    Entering it as a context opens the file to be written, leaving it closes the file, and removes it after an exception
+    before the first window.
     """
 
-    def __init__(self, target: Path, key: Mapping[str, Any]) -> None:
-        """Raises InputError if it cannot be written."""
+    def __init__(self, target: Path, key: Mapping[str, Any], *, force: bool = False) -> None:
+        """force: replace windows of another key. Raises InputError for them without it."""
         self.path = target.with_name(f"{target.name}.part")
         self.place: Place | None = None  # behind the last window
-        head, whole = json.dumps(dict(key)), 0
+        self._head, self._whole, lines = json.dumps(dict(key)).encode() + b"\n", 0, 0
         with suppress(OSError, ValueError), open(self.path, "rb") as file:
-            if file.readline(_MOST_BYTES) == head.encode() + b"\n":
-                whole = file.tell()
+            if file.readline(_MOST_BYTES) == self._head:
+                self._whole = file.tell()
                 for line in file:
                     if not line.endswith(b"\n"):
                         break  # it was being written
                     found = parse(_Line, json.loads(line))
-                    self.place, whole = found.place, whole + len(line)
-        try:
-            self._file = open(self.path, "r+b" if whole else "wb")  # noqa: SIM115 - `__exit__` closes it
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written ({error.strerror})") from None
-        if whole:
-            self._file.truncate(whole)
-            self._file.seek(whole)
-        else:
-            self._file.write(head.encode() + b"\n")
+                    self.place, self._whole = found.place, self._whole + len(line)
+            else:
+                lines = sum(line.endswith(b"\n") for line in file)
+        if lines and not force:
+            raise InputError(
+                f"{self.path} is begun, but of another model or sound or with other options: those go on from there, "
+                "--force begins anew"
+            )
 
     def add(self, place: Place, segments: Sequence[Segment]) -> None:
         """Keep a window. It is on the disk when this returns."""
@@ -70,6 +69,16 @@ class Unfinished:
                 yield from parse(_Line, json.loads(line)).segments
 
     def __enter__(self) -> Unfinished:
+        """Raises InputError if it cannot be written."""
+        try:
+            self._file = open(self.path, "r+b" if self._whole else "wb")
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written ({error.strerror})") from None
+        if self._whole:
+            self._file.truncate(self._whole)
+            self._file.seek(self._whole)
+        else:
+            self._file.write(self._head)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -66,7 +66,7 @@ class TokenRules:
 
 
 def unspoken(tokenizer: TokenizerLike) -> set[int]:
-    """Tokens of what is written but not spoken, such as brackets and notes, with which annotations begin."""
+    """Tokens of symbols that are not spoken, such as brackets and notes, with which annotations begin."""
     found = {int(tokenizer.encode(text, start=False)[0]) for text in (" -", " '")}
     for symbol in (*_SYMBOLS, *_NOTES):
         for text in (symbol, " " + symbol):

@@ -43,7 +43,8 @@ class Segment:
 
 
 def word_dict(word: Word) -> dict[str, Any]:
-    return {"word": word.word, "start": word.start, "end": word.end, "probability": round(word.probability, 4)}
+    start, end = round(word.start, 3), round(word.end, 3)
+    return {"word": word.word, "start": start, "end": end, "probability": round(word.probability, 4)}
 
 
 def check_format(form: str) -> Format:

@@ -10,16 +10,17 @@ from typing import Literal
 from edge.errors import InputError
 from edge.media.sound import SoundStream
 from edge.records import dataclass
-from edge.run.hearing import Listener
+from edge.run.senses.hearing import Listener
 from edge.run.speech.beams import GREEDY, Beams
 from edge.run.speech.decoding import TEMPERATURES, Decoded, Decoder, Pay
 from edge.run.speech.rules import STEP_S, TokenRules
 from edge.run.speech.segments import Segment
-from edge.run.speech.voice import voices
+from edge.run.speech.voice import SHORTEST, voices
 from edge.run.speech.windows import FRAME_S, Windows
 from edge.run.speech.words import Word, align, typical
 
 Times = Literal["words", "segments"]
+Voice = Literal["energy", "silero", "none"]
 
 FORGOTTEN = 0.5  # temperature above which a text is no prompt for the next
 BEFORE = 30  # frames before a voice with which a window begins
@@ -30,14 +31,15 @@ ENCODING = 8  # positions that cost about what a token does: the encoder runs th
 @dataclass(frozen=True)
 class Settings:
     """How a sound is transcribed. language: a code such as "en"; None: the likeliest of the first window with a voice.
-    times: of words or segments. prompt: text that might have come before, for names and style. voice: pass over silence
-    and steady noise. continued: whether a window's text is the prompt of the next. temperatures: tried in turn."""
+    times: of words or segments. prompt: text that might have come before, for names and style. voice: how silence is
+    found, which is passed over. continued: whether a window's text is the prompt of the next. temperatures: tried in
+    turn."""
 
     language: str | None = None
     translate: bool = False
     times: Times = "segments"
     prompt: str = ""
-    voice: bool = True
+    voice: Voice = "energy"
     continued: bool = True
     temperatures: tuple[float, ...] = TEMPERATURES
     beams: Beams = GREEDY
@@ -99,7 +101,7 @@ def transcribe(
         place = Place(before=tuple(map(int, asked)), language=settings.language if whisper.multilingual else "en")
     place = replace(place, seek=windows.skip(place.seek))
     while frames := _open(windows, place.seek, heard):
-        quiet = _quiet(windows, place.seek, frames) if settings.voice else 0
+        quiet = _quiet(windows, place.seek, frames, settings.voice)
         if quiet:
             place = replace(place, seek=place.seek + quiet)
             heard.silent += quiet * FRAME_S
@@ -129,11 +131,18 @@ def _open(windows: Windows, seek: int, heard: Heard) -> int:
         heard.waited = windows.waited
 
 
-def _quiet(windows: Windows, seek: int, frames: int) -> int:
-    """Frames to pass over: all without a voice, or a long silence before the first."""
-    found = voices(windows.samples(seek, frames))
+def _quiet(windows: Windows, seek: int, frames: int, voice: Voice) -> int:
+    """Frames to pass over: all without a voice, but for those at the end in which one may begin, or a long silence
+    before the first."""
+    if voice == "none":
+        return 0
+    found, goes_on = voices(samples := windows.samples(seek, frames)), windows.go_on(seek + frames)
+    if found and voice == "silero":
+        from edge.run.speech.silero import spoken  # here: it needs an extra
+
+        found = spoken(samples, goes_on)
     if not found:
-        return frames
+        return max(1, frames - BEFORE - SHORTEST) if goes_on else frames
     before = found[0][0] - BEFORE
     return before if before >= STILL else 0
 

@@ -18,8 +18,8 @@ from edge.records import dataclass
 from edge.run.batching.scheduler import Scheduler
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
-from edge.run.hearing import Listener
 from edge.run.report import Energy, Heat, Memory, StopReason
+from edge.run.senses.hearing import Listener
 from edge.run.speech.asked import Asked
 from edge.run.speech.report import SpeechReport, SpeechTimings, Spoken
 from edge.run.speech.segments import Segment
@@ -151,7 +151,7 @@ class Transcription(Iterator[Segment]):
             text=None if self.text is None else "".join(self.text).strip(),
             language=self.place.language,
             certainty=self.place.certainty,
-            sound=Spoken(heard.seconds, heard.silent, self.whole_s, self.cut),
+            sound=Spoken(heard.seconds, round(heard.silent, 2), self.whole_s, self.cut),
             segments=self.segments,
             windows=heard.windows,
             tokens=heard.tokens,

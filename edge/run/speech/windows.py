@@ -1,4 +1,4 @@
-"""A sound in windows of 30 s, from anywhere in the last of them: samples before the window are let go."""
+"""A sound in windows of 30 s, from anywhere in the last of them: samples before the window are dropped."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ class Windows:
         self._held = np.concatenate(parts)
         there = (self._start + self._held.size) // HOP - seek
         return max(0, min(self._frames, there))
+
+    def go_on(self, end: int) -> bool:
+        """Whether there is sound from frame `end` on, that of a window which `open` has read."""
+        return (self._start + self._held.size) // HOP > end
 
     def skip(self, seek: int) -> int:
         """Read and drop what lies before a frame. Returns the frame, or the end of the sound before it."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.model.tokens.tokenizer import TokenizerLike
 from edge.records import dataclass
-from edge.run.hearing import Listener
+from edge.run.senses.hearing import Listener
 from edge.types import FloatArray, IntArray
 
 _WIDTH = 7  # positions over which the median is taken

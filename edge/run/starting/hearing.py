@@ -14,16 +14,16 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.media.sound import Source
 from edge.model.model import Model
-from edge.model.spec import check_embeds
+from edge.model.structure.spec import check_embeds
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter
 from edge.run.batching.scheduler import Scheduler
 from edge.run.budgets.meters import EnergyMeter, find_zone
-from edge.run.hearing import Listener
 from edge.run.hooks import NO_HOOKS, Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
+from edge.run.senses.hearing import Listener
 from edge.run.session import Session, open_sessions
 from edge.run.speech.asked import Asked, HearKeywords
 from edge.run.speech.transcription import Ears, Transcription
@@ -52,7 +52,7 @@ class HearingSession(Session):
         with room_for_children(options.memory) as room:
             self.listener = Listener(
                 model.file, backend, threads=plan.config.threads, kv_dtype=options.kv_dtype or "",
-                progress=(lambda part: on_load(part)) if on_load else None,
+                sequences=plan.config.sequences, progress=(lambda part: on_load(part)) if on_load else None,
             )  # fmt: skip
         self._with_children = max(children_peak(), room.most)
         self._load_s = time.perf_counter() - started
@@ -85,6 +85,8 @@ class HearingSession(Session):
         if self._closed:
             raise InputError("this session is closed: load the model again")
         asked.settings().check(self.listener)
+        if asked.voice == "silero":
+            self._check_room_for_silero()
         self.steps.check_idle()
         self._interrupted = False
         ears = Ears(
@@ -92,6 +94,15 @@ class HearingSession(Session):
             self._backend.versions, self._load_s, self._with_children,
         )  # fmt: skip
         return Transcription(ears, sound, asked)
+
+    def _check_room_for_silero(self) -> None:
+        from edge.run.speech import silero
+
+        planned, budget = self._plan.bytes, self.options.memory
+        if budget is not None and planned.total + silero.NEED > budget:
+            wanted = -(-(planned.total + planned.reserve + silero.NEED) >> 20)
+            raise BudgetError(f"--vad=silero takes {format_bytes(silero.NEED)} more: state --memory {wanted}MiB")
+        silero.check()
 
     @property
     def team(self) -> tuple[int, ...]:

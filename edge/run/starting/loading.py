@@ -16,9 +16,9 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.formats.gguf import GGUFFile
 from edge.grammar.grammar import Grammar
-from edge.model.catalog import find_local
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.names.catalog import find_local
+from edge.model.structure.spec import ModelSpec
 from edge.options import NO_EYES, Options, takes_options
 from edge.plan.engines import Pace, plan_here
 from edge.plan.plan import Plan

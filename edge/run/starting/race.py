@@ -19,7 +19,7 @@ from edge.backends.base import Backend, Engine, LoadProgress
 from edge.devices.memory import release_free_memory
 from edge.errors import NOT_FINITE, EdgeError, EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.plan.engines import PROMPT, Pace
 from edge.plan.plan import Plan
 from edge.types import IntArray

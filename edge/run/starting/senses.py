@@ -20,16 +20,16 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.media.picture import MOST_DECODED
 from edge.model.chat.media_parts import Sense
 from edge.model.model import Model
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.towers import AUDIO, VISION, PictureTower, SoundTower, Tower, open_ears, open_tower, senses_of
 from edge.options import AUTO, NO_EYES, Options
-from edge.run.seeing import Room, TowerEars, TowerEyes
-from edge.run.sight import Encoder
+from edge.run.senses.seeing import Room, TowerEars, TowerEyes
+from edge.run.senses.sight import Encoder
 
 if TYPE_CHECKING:
     from edge.run.budgets.meters import EnergyMeter
 
-_ENGINES = ("cpu", "reference", "onnx")  # that encode
+_ENGINES = ("cpu", "reference", "onnx", "gpu")  # that encode
 _SHARE = 8  # of the memory limit: for a picture's pixels, and of what is left beside the weights, for its encoding
 _LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 8 * MOST_DECODED  # bytes
 _KEPT, _MOST_KEPT = 64, 64 << 20  # the share of the memory limit that rows of the last pictures take; bytes
@@ -114,7 +114,7 @@ _KINDS = {VISION: "picture", AUDIO: "sound"}
 def open_senses(model: Model, options: Options, kinds: Collection[str], **more: Any) -> dict[str, Sense]:
     """The model's senses for these kinds of media. more: of `open_eyes`. Raises its errors, and those of
     `open_ears_of`."""
-    opened = {"picture": open_eyes, "sound": open_ears_of}
+    opened: dict[str, Callable[..., Sense]] = {"picture": open_eyes, "sound": open_ears_of}
     return {kind: opened[kind](model, options, **more) for kind in sorted(kinds)}
 
 
@@ -132,14 +132,41 @@ def _room(model: Model, options: Options, *, eager: bool) -> tuple[Room, int]:
     return Room(min(_MOST_PIXELS, max(_LEAST_PIXELS, pixels)), min(_MOST_KEPT, limit // _KEPT), limit), left
 
 
-def open_eyes(
-    model: Model, options: Options, *, eager: bool = False, meter: EnergyMeter | None = None,
+def open_eyes(model: Model, options: Options, **more: Any) -> Sense:
+    """The model's eyes: those of `_tower_eyes` or, with llama.cpp's engine, of its mtmd. more: of `_tower_eyes`.
+    Raises its errors, and those of `find_tower`."""
+    try:
+        tower = find_tower(model, options)
+    except UnsupportedError as error:
+        if options.mmproj is None or VISION not in senses_found(model, options):
+            raise
+        if options.backend != "llamacpp":
+            raise UnsupportedError(f"{error}: --backend=llamacpp may, by its mtmd") from None
+        return _mtmd_eyes(model, options, options.mmproj, error, **more)
+    return _tower_eyes(model, options, tower, **more)
+
+
+def _mtmd_eyes(model: Model, options: Options, mmproj: Path, error: UnsupportedError, **more: Any) -> Sense:
+    from edge.backends.llamacpp.eyes import why_not
+    from edge.run.senses.mtmd import MtmdEyes
+
+    why = why_not()
+    if options.memory is not None:
+        why = "what llama.cpp's mtmd takes is not known before it looks: leave --memory out"
+    if why is not None:
+        raise UnsupportedError(f"{error}; {why}")
+    room, _ = _room(model, options, eager=more.get("eager", False))
+    return MtmdEyes(model, mmproj, room, options.threads or usable_cores(), options.image_tokens, **more)
+
+
+def _tower_eyes(
+    model: Model, options: Options, tower: PictureTower, *, eager: bool = False, meter: EnergyMeter | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TowerEyes:  # fmt: skip
-    """The model's eyes, with as many rows of a picture as the options say or the budgets allow. eager: pictures are
-    encoded before the text model is loaded. Raises the errors of `find_tower`, UnsupportedError, InputError for a
-    number of rows that no picture can have."""
-    tower, (room, left) = find_tower(model, options), _room(model, options, eager=eager)
+    """Eyes by an encoder that edge runs, with as many rows of a picture as the options say or the budgets allow. eager:
+    pictures are encoded before the text model is loaded. Raises UnsupportedError, InputError for a number of rows that
+    no picture can have."""
+    room, left = _room(model, options, eager=eager)
     _check_engine(model, options, whole=tower.layout(1, 1).whole)
     make = partial(
         TowerEyes, tower, _encoder(tower, options), room, eager=eager, meter=meter, tell=tell
@@ -158,26 +185,38 @@ def open_eyes(
     return next(fitting, None) or eyes(sizes[0])
 
 
-def engine_of(options: Options, tower: Tower) -> Backend:
-    """The engine that encodes: the text model's, if it runs this encoder."""
-    engine = engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
+def engine_of(options: Options, tower: Tower) -> tuple[Backend, str]:
+    """The engine that encodes: the text model's, if it runs this encoder; otherwise the CPU's, and why."""
+    cpu = engine_named(_ENGINES[0])
+    if options.backend == AUTO:
+        return cpu, ""
+    engine = engine_named(options.backend)
+    why = _encodes_elsewhere(engine, options, tower)
+    return (cpu, why) if why else (engine, "")
+
+
+def _encodes_elsewhere(engine: Backend, options: Options, tower: Tower) -> str:
+    """Why an engine that was named does not encode; empty if it does."""
+    if options.backend not in _ENGINES:
+        return f"the {engine.NAME} engine has no encoders"
     try:
         for stage in tower.stages:
             engine.check_supported(stage.file, stage.spec)
-    except UnsupportedError:
-        return engine_named(_ENGINES[0])
-    return engine
+        why = engine.encodes_elsewhere() or ""
+    except UnsupportedError as error:
+        return str(error).split(": use")[0]
+    return why or ("--gpu-memory counts the text model alone" if options.gpu_memory is not None else "")
 
 
 def encoder_of(tower: Tower, options: Options, threads: int) -> Encoder:
     """The tower on that engine. Raises UnsupportedError."""
-    return Encoder(tower, engine_of(options, tower), threads, provider=options.provider or "cpu")
+    return Encoder(tower, engine_of(options, tower)[0], threads, provider=options.provider or "cpu")
 
 
 def _check_engine(model: Model, options: Options, *, whole: bool = False) -> None:
     """Raise UnsupportedError for an engine that runs no such rows. whole: they see all of each other."""
     engine = engine_named(options_that_see(options, model).backend)
-    if (reason := engine.sees(model.spec, whole=whole)) is not None:
+    if (reason := engine.sees(model.spec, whole=whole, provider=options.provider)) is not None:
         other = "the model's GGUF file" if model.file.folder else "--backend=cpu"
         raise UnsupportedError(f"the {engine.NAME} engine {reason}: use {other}, or --mmproj off")
 

@@ -11,7 +11,7 @@ from edge.run.request import Request
 
 _READ = 3  # for each byte of a body: its text, and the bytes of a picture in it
 _TEXT = 13  # for each byte that is no picture: the prompt that a template makes of it, and token ids
-FORM = 3  # for each byte of a form: the form, its file, and what is read of it
+FORM = 3  # for each byte of a form: the form, its file, and the file's content
 _VALUE = 300  # for each value of a body: an object, and its place in a list or a table
 EMBEDDED = 48  # for each value of an embedding: a number, and its digits
 RANKED = 512  # for each text that is ranked: its event, and its line of the response
@@ -27,7 +27,7 @@ def of_bytes(size: int) -> int:
 
 
 def of_body(size: int, values: int, pictures: int) -> int:
-    """A body with so many values, of which so many bytes are `pictures`, in addition to what it took as it was read."""
+    """A body of `size` bytes with `values` values, in addition to `of_bytes`. pictures: bytes of its pictures."""
     return _TEXT * (size - pictures) + _VALUE * values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from edge.documents.encoder import encoder_options
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.adapters.lora import size_of
 from edge.model.adapters.lora_file import Loras, parse_lora
-from edge.model.spec import ModelSpec
+from edge.model.structure.spec import ModelSpec
 from edge.model.towers import AUDIO, VISION
 from edge.options import NO_EYES, Options
 from edge.prompt_cache.cache import PromptCache
@@ -37,6 +38,8 @@ _USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # assumed rows, and scratch bytes, of a
 _UNLOAD_S = 10.0  # for which an unload waits for the answers of others
 _PROMPTS = 64 << 20  # least bytes for rows of earlier prompts, without a budget
 _PROMPTS_OF_SPARE, _PROMPTS_OF_BUDGET = 8, 16  # their share is 1 / this of the memory to spare, or of the budget
+
+_log = logging.getLogger("edge")
 
 
 @dataclass(frozen=True)
@@ -244,11 +247,12 @@ class Pool:
             if not others:
                 raise
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
-        except UnsupportedError:
+        except UnsupportedError as error:
             if options.sequences == 1:
                 raise
             options = replace(options, sequences=1)
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
+            _log.warning("%s answers one request at a time: %s", entry.name, str(error).split(": leave")[0])
         if largest not in (None, self._lora):
             session.set_lora(self._lora)
         self.entries[entry.name] = replace(

@@ -246,7 +246,7 @@ class Worker:
         job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
 
     def _forget(self, job: Job) -> None:
-        """Let go of what a job has made, and of what its request holds if it is the last one."""
+        """Release a job's memory, and its request's if it is the last one."""
         job.claim.release()
         with self._lock:  # others read the ticket
             job.ticket = job.prepare = None

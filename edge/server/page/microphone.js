@@ -1,15 +1,8 @@
 /** A button that records what is said, and types it as text. */
-import { saidOf } from "./chat/chat.js";
-import { icon, iconButton } from "./chat/dom.js";
+import { SpeakButton } from "./chat/speaking.js";
 
 const RATE = 16000; // Hz, as models hear
 const LONGEST = 300; // s of a recording, which has then 9.6 MB
-const FAILURES = /** @type {Record<string, string>} */ ({
-  NotAllowedError: "The microphone is blocked: allow it for this page",
-  NotFoundError: "There is no microphone",
-  EncodingError: "Nothing was recorded",
-  NotReadableError: "The microphone is used by another program",
-});
 
 /**
  * @param {HTMLFormElement} form with a text area and a button that sends
@@ -18,60 +11,39 @@ const FAILURES = /** @type {Record<string, string>} */ ({
  */
 export function makeMicrophone(form, line, transcribe) {
   const text = /** @type {HTMLTextAreaElement} */ (form.querySelector("textarea"));
-  const button = iconButton("microphone", "", () => (end ? end() : record()));
-  /** @type {(() => void) | null} ends what goes on */
-  let end = null;
+  const speak = new SpeakButton(text, line, record);
   let on = false;
-
-  /** @param {string} label @param {"microphone" | "stop"} shape @param {string} [said] */
-  function show(label, shape, said = "") {
-    button.ariaLabel = button.title = label;
-    button.replaceChildren(icon(shape));
-    line.className = "hint";
-    line.textContent = said;
-  }
 
   async function record() {
     const abort = new AbortController();
-    end = () => {}; // until the microphone is there
+    speak.end = () => {}; // until the microphone is there
     try {
       const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
-      const recorded = until(stream, (stop) => (end = stop));
-      show("End the recording", "stop", "Listening: press again to end");
+      const recorded = until(stream, (stop) => (speak.end = stop));
+      speak.show("End the recording", "stop", "Listening: press again to end");
       const wav = await toWav(await recorded);
-      end = () => abort.abort();
-      show("Stop writing", "stop", "Writing what was said");
+      speak.end = () => abort.abort();
+      speak.show("Stop writing", "stop", "Writing what was said");
       const said = await transcribe(wav, abort.signal);
-      show("Speak", "microphone", said ? "" : "No words were heard");
-      if (said) type(said);
+      speak.show("Speak", "microphone", said ? "" : "No words were heard");
+      if (said) {
+        speak.type(said);
+        text.focus();
+      }
     } catch (error) {
-      show("Speak", "microphone");
-      if (!abort.signal.aborted) fail(error);
+      if (abort.signal.aborted) speak.show("Speak", "microphone");
+      else speak.fail(error);
     } finally {
-      end = null;
+      speak.end = null;
     }
-  }
-
-  /** @param {any} error */
-  function fail(error) {
-    line.className = "hint bad";
-    line.textContent = FAILURES[error.name] ?? saidOf(error);
-  }
-
-  /** @param {string} said */
-  function type(said) {
-    const before = text.value.slice(0, text.selectionStart);
-    text.setRangeText(/\S$/.test(before) ? ` ${said}` : said, text.selectionStart, text.selectionEnd, "end");
-    text.focus();
   }
 
   async function place() {
     const devices = await navigator.mediaDevices?.enumerateDevices(); // undefined where the page is not secure
-    if (on && window.MediaRecorder && devices?.some(({ kind }) => kind === "audioinput")) text.after(button);
-    else if (!end) button.remove();
+    if (on && window.MediaRecorder && devices?.some(({ kind }) => kind === "audioinput")) text.after(speak.button);
+    else if (!speak.end) speak.button.remove();
   }
 
-  show("Speak", "microphone");
   navigator.mediaDevices?.addEventListener("devicechange", place);
   return {
     /** Whether the server has a model that hears. @param {boolean} hears */

@@ -16,13 +16,14 @@ from edge.run.arguments import MOST_TOKENS
 from edge.run.request import Request
 from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
-from edge.server.prompts import chat_of, content_of, text_of
+from edge.server.prompts import chat_of, content_of, said_by, text_of
 from edge.server.protocols.answers import Answer, follow, gather, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said, whole, within
 from edge.server.protocols.offered import of_messages
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
+from edge.values import brief
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -84,14 +85,15 @@ def _grammar(body: MessagesBody) -> Grammar | None:
     if body.output_format is not None:
         return grammar_of(body.output_format, "output_format")
     if form is not None and not isinstance(form, dict):
-        raise RefusedError(400, "output_config.format must be an object", param="output_config", code="invalid_value")
+        why = f"output_config.format must be an object, not {brief(form)}"
+        raise RefusedError(400, why, param="output_config.format", code="invalid_value")
     return grammar_of(form, "output_config.format")
 
 
 def _messages(message: AnthropicMessage, where: str, *, last: bool) -> list[dict[str, Any]]:
     """A message in OpenAI's form; results of tools become messages of their own."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+    if isinstance(message.content, str) or not message.content:
+        return [{"role": message.role, "content": said_by(message.role, message.content, where)}]
     texts: list[Any] = []
     calls, results, thoughts = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
     for block in message.content:

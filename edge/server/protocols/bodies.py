@@ -19,6 +19,7 @@ from edge.sampling import SamplingParams
 from edge.server.protocols.fields import said, whole
 from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
+from edge.values import brief
 
 MOST_CHOICES = 16
 MOST_STOPS = 16
@@ -28,6 +29,7 @@ MOST_PROMPTS = 64
 
 Count = Annotated[int, whole(-1, MOST_TOKENS)]
 Choices = Annotated[int, whole(1, MOST_CHOICES)]
+Votes = Annotated[int, whole(2, MOST_CHOICES)]
 Logprobs = Annotated[int, whole(0, MOST_LOGPROBS)]
 TokenId = Annotated[int, whole(0, (1 << 31) - 1)]
 
@@ -39,7 +41,7 @@ class Budget:
     energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
     time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
     documents: str | None = said("An index of `edge serve --documents`, of which passages go before the question.")
-    vote: Choices | None = said("In a chat: draw this many short answers, and send the one that most agree on.")
+    vote: Votes | None = said("In a chat: draw this many short answers, and send the one that most agree on.")
     evict: bool | None = said("Answer a prompt that is longer than the KV rows: the policy evicts the others.")
 
 
@@ -277,7 +279,7 @@ def grammar_of(form: dict[str, Any] | None, name: str) -> Grammar | None:
         described = form.get("json_schema", form)  # of the chat API; the responses API has the schema beside the type
         schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
-        message = f"{name} must have the type text, json_object, or json_schema with a schema"
+        message = f"{name} must have the type text, json_object, or json_schema with a schema, not {brief(form)}"
         raise RefusedError(400, message, param=name, code="invalid_value")
     try:
         return Grammar(json_schema=schema)

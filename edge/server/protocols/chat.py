@@ -16,7 +16,7 @@ from edge.run.report import TokenLogprob
 from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import event
-from edge.server.prompts import chat_of, choices_of, content_of, is_background, text_of
+from edge.server.prompts import chat_of, choices_of, is_background, said_by
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import ChatBody, limits_of
 from edge.server.protocols.offered import of_chat
@@ -34,11 +34,11 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> list[Request]:
         raise RefusedError(400, "top_logprobs needs logprobs", param="top_logprobs", code="invalid_value")
     messages = _messages(body)
     variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limited = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     tools, parallel = of_chat(body.tools).tools, body.parallel_tool_calls is not False
     request = Request(
         chat_of(messages, tools, body.tool_choice, parallel, variables, body.continue_final_message is not False),
-        max_tokens=limit_of(limit),
+        max_tokens=limit_of(getattr(body, limited), limited),
         sampling=body.sampling(),
         stop=body.stops(),
         ignore_eos=bool(body.ignore_eos),
@@ -68,10 +68,11 @@ def votes_of(body: ChatBody) -> int | None:
     return count
 
 
-def limit_of(count: int | None) -> int | None:
+def limit_of(count: int | None, name: str = "max_tokens") -> int | None:
     """The most tokens of an answer; None (no limit) for -1 and None. Raises RefusedError for 0."""
     if count == 0:
-        raise RefusedError(400, "max_tokens must be at least 1", param="max_tokens", code="invalid_value")
+        why = f"{name} must be at least 1, or -1 for as many as fit, not 0"
+        raise RefusedError(400, why, param=name, code="invalid_value")
     return None if count in (None, -1) else count
 
 
@@ -80,8 +81,7 @@ def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:
     roles = ["tool" if each.role == "function" else each.role for each in body.messages]
     question, found = newest(roles), list[dict[str, Any]]()
     for number, each in enumerate(body.messages):
-        read = content_of if each.role in ("user", "tool") else text_of
-        content = read(each.content, f"messages[{number}].content", strict=number == question)
+        content = said_by(each.role, each.content, f"messages[{number}].content", strict=number == question)
         found.append({name: value for name, value in vars(each).items() if value is not None} | {"content": content})
     return tuple(found)
 
@@ -148,10 +148,12 @@ class Writer:
         for each in events:
             gather(self._answers, each)
         answers = dict(sorted(self._answers.items())).items()
-        usage = usage_of(self._answers.values())
+        costs, usage = list(self._answers.values()), usage_of(self._answers.values())
         if self._votes:
             same = Counter(filter(None, (words_of(each.text) for _, each in answers)))
             chosen = max((each for _, each in answers), key=lambda each: same[words_of(each.text)])
+            costs.sort(key=lambda each: each is chosen)  # last: `usage` and `timings` tell how that one ended
+            usage = usage_of(costs)
             usage.setdefault("edge", {})["votes"] = same[words_of(chosen.text)]
             answers = {0: chosen}.items()
         return {
@@ -167,7 +169,7 @@ class Writer:
                 for index, answer in answers
             ],
             "usage": usage,
-            "timings": timings_of(self._answers.values()),
+            "timings": timings_of(costs),
         }
 
     def _likely(self, tokens: list[TokenLogprob]) -> dict[str, Any] | None:

@@ -61,7 +61,8 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Request]:
 def drawn_of(body: CompletionBody) -> int:
     """The answers to draw for each prompt. Raises RefusedError for a `best_of` below `n`."""
     if body.best_of is not None and body.best_of < (body.n or 1):
-        raise RefusedError(400, "best_of must be n or more", param="best_of", code="invalid_value")
+        why = f"best_of is {body.best_of}: it must be n, {body.n}, or more"
+        raise RefusedError(400, why, param="best_of", code="invalid_value")
     return body.best_of or body.n or 1
 
 
@@ -132,15 +133,15 @@ class Writer:
         """The response to a request without streaming."""
         for each in events:
             gather(self._answers, each)
-        choices = []
-        for number, (index, answer) in enumerate(self._best()):
+        choices, best = [], self._best()
+        costs = sorted(self._answers.values(), key=lambda each: any(each is sent for _, sent in best))
+        for number, (index, answer) in enumerate(best):
             echo = self._echoed(index) if self._body.echo else ""
             text = answer.text if answer.scored is None else self._added(answer.scored)
             reason = "length" if answer.ended is None else answer.reason
             logprobs = self._logprobs(index)
             choices.append({"index": number, "text": echo + text, "logprobs": logprobs, "finish_reason": reason})
-        usage = usage_of(self._answers.values())
-        return {**self._head, "choices": choices, "usage": usage, "timings": timings_of(self._answers.values())}
+        return {**self._head, "choices": choices, "usage": usage_of(costs), "timings": timings_of(costs)}
 
     def _best(self) -> list[tuple[int, Answer]]:
         """The answers to send: of each prompt those whose tokens are likeliest on average, if more were drawn;

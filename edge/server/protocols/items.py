@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.model.chat.parts import newest
-from edge.server.prompts import content_of, text_of
+from edge.server.prompts import content_of, said_by, text_of
 from edge.server.protocols.offered import Offered
 from edge.server.refusal import RefusedError
 
@@ -38,8 +38,7 @@ def messages_of(items: Sequence[dict[str, Any]], offered: Offered) -> Messages:
         if kind == "message":
             if role not in _ROLES:
                 raise RefusedError(400, f"{where}.role is {role[:40]!r}", param=where, code="invalid_value")
-            read = content_of if role == "user" else text_of
-            content = read(item.get("content"), f"{where}.content", strict=number == question)
+            content = said_by(role, item.get("content"), f"{where}.content", strict=number == question)
             said = {"role": "system" if role == "developer" else role, "content": content}
         elif kind in _CALLS:
             said = {"role": role, "content": "", "tool_calls": [_call(item, kind, offered)]}

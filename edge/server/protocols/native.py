@@ -183,8 +183,7 @@ def detokenize(body: DetokenizeBody, session: Session, claim: Claim) -> bytes:
     """POST /detokenize"""
     tokenizer = session.model.tokenizer
     if any(each >= tokenizer.size for each in body.tokens):
-        raise RefusedError(
-            400, f"token ids must be from 0 to {tokenizer.size - 1}", param="tokens", code="invalid_value"
-        )
+        why = f"token ids must be from 0 to {tokenizer.size - 1}, not {max(body.tokens)}"
+        raise RefusedError(400, why, param="tokens", code="invalid_value")
     claim.add("answers", 4 * sum(len(tokenizer.piece(each)) for each in body.tokens))
     return dumps({"content": tokenizer.decode(body.tokens)})

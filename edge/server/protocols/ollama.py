@@ -13,12 +13,13 @@ from edge.run.request import Chat, Request
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
 from edge.server.hub import Hub
-from edge.server.prompts import chat_of, content_of, text_of
+from edge.server.prompts import chat_of, said_by
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
 from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
+from edge.values import brief
 
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones
 
@@ -62,7 +63,7 @@ class ApiChatBody(Shared):
 
     @property
     def text(self) -> list[dict[str, Any]]:
-        """What is to be answered. Without it, the request loads or unloads the model."""
+        """The messages to answer. Without any, the request loads or unloads the model."""
         return self.messages
 
 
@@ -77,7 +78,7 @@ class ApiGenerateBody(Shared):
 
     @property
     def text(self) -> str | None:
-        """What is to be answered. Without it, the request loads or unloads the model."""
+        """The prompt to answer. Without one, the request loads or unloads the model."""
         return self.prompt
 
 
@@ -88,7 +89,7 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
     options = body.options or {}
     limit = options.get("num_predict")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-        raise RefusedError(400, "options.num_predict must be a whole number", param="options", code="invalid_value")
+        raise _wrong("options.num_predict", "a whole number", limit)
     drawn = parse_body(Drawn, {name: options[name] for name in (*SAMPLING, "stop") if name in options}, "options")
     form = body.format
     grammar = None
@@ -116,21 +117,20 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
         return chat_of([*system, {"role": "user", "content": _shown(body.prompt, body.images, "images")}])
     roles = [message.get("role") for message in body.messages]
     if (number := next((n for n, role in enumerate(roles) if not isinstance(role, str)), None)) is not None:
-        raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
+        raise _wrong(f"messages[{number}].role", "text", roles[number])
     messages = [_message(each, f"messages[{n}]") for n, each in enumerate(body.messages)]
     return chat_of(messages, of_chat(body.tools).tools)
 
 
 def _shown(content: Any, images: Any, where: str, role: str = "user") -> str | list[dict[str, Any]]:
     """A content, text or parts, behind pictures in base64, which only users and tools show. Raises RefusedError."""
-    read = content_of if role in ("user", "tool") else text_of
     if not images:
-        return read(content, where)
+        return said_by(role, content, where)
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
-        raise RefusedError(400, "images must be a list of pictures in base64", param="images", code="invalid_value")
+        raise _wrong(where.replace("content", "images"), "a list of pictures in base64", images)
     sources = ({"type": "base64", "data": each.rpartition(",")[2]} for each in images)
     shown: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
-    return read([*shown, *(content if isinstance(content, list) else [content] if content else [])], where)
+    return said_by(role, [*shown, *(content if isinstance(content, list) else [content] if content else [])], where)
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -142,16 +142,20 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     said: dict[str, Any] = {"role": message["role"], "content": content}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
-            raise RefusedError(400, f"{where}.tool_calls must be a list", param="messages", code="invalid_value")
-        said["tool_calls"] = [_call(call) for call in calls]
+            raise _wrong(f"{where}.tool_calls", "a list", calls)
+        said["tool_calls"] = [_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
     names = {"thinking": "thinking", "tool_call_id": "tool_call_id", "tool_name": "name", "name": "name"}
     return said | {ours: message[name] for name, ours in names.items() if message.get(name) is not None}
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _wrong(where: str, what: str, given: Any) -> RefusedError:
+    return RefusedError(400, f"{where} must be {what}, not {brief(given)}", param=where, code="invalid_value")
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise RefusedError(400, "a tool call must have a function", param="messages", code="invalid_value")
+        raise _wrong(where, "an object with a function", call)
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     called = {"name": function.get("name"), "arguments": text}

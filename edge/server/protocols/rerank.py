@@ -54,7 +54,7 @@ class RerankBody:
 def translate(body: RerankBody, headers: Any, tenant: str) -> list[Request]:
     """A request for each text. Raises RefusedError."""
     if not body.all_texts or (body.texts and body.documents):
-        raise RefusedError(400, "there must be documents, or texts", param="documents", code="invalid_value")
+        raise RefusedError(400, "state documents or texts, not both", param="documents", code="invalid_value")
     if not body.query.strip():
         raise RefusedError(400, "the query is empty", param="query", code="invalid_value")
     return requests_of(body.all_texts, tenant)

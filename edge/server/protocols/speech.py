@@ -49,7 +49,9 @@ class TranscriptionBody(TranslationBody):
     """POST /v1/audio/transcriptions: multipart/form-data"""
 
     language: str | None = said("The code of the language, such as en; detected by default.")
-    timestamp_granularities: list[Literal["word", "segment"]] | None = said("Of verbose_json; word: with words.")
+    timestamp_granularities: list[Literal["word", "segment"]] | None = said(
+        "word: verbose_json with words, captions for each word."
+    )
 
 
 def translate(body: TranslationBody, headers: Any, tenant: str) -> list[Request]:
@@ -57,6 +59,11 @@ def translate(body: TranslationBody, headers: Any, tenant: str) -> list[Request]
     if body.streams and body.response_format not in (None, "json", "text"):
         message = f"a stream has no response_format {body.response_format}: use json"
         raise RefusedError(400, message, param="response_format", code="invalid_value")
+    if _by_words(body) and body.response_format in (None, "json", "text"):
+        message = (
+            "timestamp_granularities word is for response_format verbose_json, srt and vtt: choose one, or leave it out"
+        )
+        raise RefusedError(400, message, param="timestamp_granularities", code="invalid_value")
     _temperature(body)
     return [Request("sound", tenant=tenant)]
 
@@ -68,14 +75,13 @@ def work_of(body: TranslationBody) -> Work:
 def _hear(numbered: Sequence[tuple[int, Request]], session: Session, job: Job, *, body: TranslationBody) -> None:
     """Transcribe. Runs in the worker's thread."""
     ((choice, _),) = numbered
-    words = isinstance(body, TranscriptionBody) and "word" in (body.timestamp_granularities or ())
     heard = session.transcribe(
         body.file,
         language=body.language if isinstance(body, TranscriptionBody) else None,
         translate=not isinstance(body, TranscriptionBody),
         prompt=body.prompt,
         temperature=_temperature(body) or None,
-        timestamps="words" if words else "segments",
+        timestamps="words" if _by_words(body) else "segments",
         keep_text=False,
     )
     try:
@@ -96,13 +102,18 @@ def _hear(numbered: Sequence[tuple[int, Request]], session: Session, job: Job, *
     )
 
 
+def _by_words(body: TranslationBody) -> bool:
+    return isinstance(body, TranscriptionBody) and "word" in (body.timestamp_granularities or ())
+
+
 def _temperature(body: TranslationBody) -> float:
     try:
         found = float(body.temperature or 0)
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        raise RefusedError(400, "temperature must be a number from 0 to 1", param="temperature", code="invalid_value")
+        why = f"temperature must be a number from 0 to 1, not {body.temperature!r:.40}"
+        raise RefusedError(400, why, param="temperature", code="invalid_value")
     return found
 
 
@@ -135,7 +146,7 @@ class Writer:
         self._end = next(each for each in events if isinstance(each, Transcribed))
         text, form = "".join(each.text for each in segments).strip(), self._body.response_format or "json"
         if form in ("text", "srt", "vtt"):
-            forms = Forms("srt" if form == "srt" else "vtt")
+            forms = Forms("srt" if form == "srt" else "vtt", by_words=_by_words(self._body))
             written = text + "\n" if form == "text" else forms.heading + "".join(map(forms.write, segments))
             return Response(written, media_type=_TYPES[form], headers={CUT: "true"} if self._end.cut else {})
         return {"text": text, **(self._verbose(segments) if form == "verbose_json" else {}), **self._usage()}

@@ -1,5 +1,5 @@
-"""Fields that protocols have and edge does not read. One that would change the answer is refused by its name; what is
-neither refused nor harmless, such as a hint or a later addition, is named in the header Edge-Ignored."""
+"""Fields that protocols have and edge does not read. One that would change the answer is refused by its name; one
+that is neither refused nor harmless, such as a hint or a later addition, is named in the header Edge-Ignored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SAMPLING = _names(
     "allowed_token_ids logits_processors min_keep adaptive_target",
 )
 _COMPLETING = _SAMPLING | _names(
-    "n_predict max_new_tokens t_max_predict_ms n_probs prompt_logprobs use_beam_search length_penalty early_stopping",
+    "n_predict max_new_tokens t_max_predict_ms n_probs prompt_logprobs use_beam_search beams num_beams length_penalty",
+    "early_stopping",
     "stop_token_ids include_stop_str_in_output truncate_prompt_tokens skip_special_tokens return_tokens",
     "return_token_ids return_tokens_as_token_ids post_sampling_probs lora lora_request guided_whitespace_pattern",
     "structural_tag json_mode ebnf regex vllm_xargs grammar_lazy",
@@ -65,6 +66,7 @@ _INSTEAD = {
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1,), "tfs": (1,), "typical_p": (1,), "typical": (1,), "top_n_sigma": (-1,), "repeat_last_n": (64,),
     "adaptive_target": (-1,), "n_predict": (-1,), "t_max_predict_ms": (-1,), "length_penalty": (1,), "best_of": (1,),
+    "beams": (1,), "num_beams": (1,),
     "skip_special_tokens": (True,), "parse_tool_calls": (True,), "add_generation_prompt": (True,),
     "include_reasoning": (True,), "separate_reasoning": (True,), "modalities": (["text"],),
     "reasoning_format": ("auto", "deepseek"),
@@ -124,7 +126,7 @@ def _details(data: dict[str, Any]) -> list[str]:
         content = message.get("content") if isinstance(message, dict) else None
         for at, part in enumerate(content if isinstance(content, list) else []):
             kind = part.get("type") if isinstance(part, dict) else None
-            picture = {"image_url": part.get("image_url"), "input_image": part}.get(kind) if kind else None
+            picture = part.get("image_url") if kind == "image_url" else part if kind == "input_image" else None
             if isinstance(picture, dict) and picture.get("detail", "auto") not in ("auto", None):
                 found.append(f"{name}[{number}].content[{at}].detail")
     return found

@@ -12,12 +12,13 @@ fun main(arguments: Array<String>): Unit = runBlocking {
     val bytes = struct(4).apply { limit(4) }
     val data = java.nio.ByteBuffer.wrap(File(sound).readBytes()).order(bytes.order()).asShortBuffer()
     val samples = ShortArray(data.remaining()).also { data.get(it) }
-    val hearing = Hearing(rate = 16000, language = "de", prompt = "a b", temperature = 0.0, everything = true)
+    val hearing = Hearing(rate = 16000, language = "de", prompt = "a b", temperature = 0.0, everything = true, words = true)
     EdgeModel.open(path).use { model ->
         val session = model.session()
         val parts = samples.asList().chunked(piece.toInt()).map { it.toShortArray() }
         session.transcribe(parts.asFlow(), hearing, ears).collect { each ->
             println("segment=${each.id} ${each.start} ${each.end} ${each.language} ${each.text}")
+            println("words=${each.words}")
         }
         println("finish=${session.finish}")
         try {

@@ -14,5 +14,5 @@ uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, const drafter
 
 uint32_t assist(edge_session *s, int32_t token, uint32_t most, int32_t *draft)
 {
-    return EDGE_DRAFTER->draft(s->assistant, token, s->state_row, most, draft);
+    return EDGE_DRAFTER->draft(s->own_drafts, token, s->state_row, most, draft);
 }

@@ -243,7 +243,7 @@ static void call_other(run *r)
     case 1:
         turns = rarely(c) ? UINT32_MAX : below(c, 4);
         if (!hold(r, edge_rewind(r->session, turns, &error), &error) && turns)
-            r->ended = true;
+            r->ended = turns == UINT32_MAX; /* an earlier question may wait again */
         else if (!turns)
             r->ended = true, hold(r, edge_rewind(r->session, UINT32_MAX, &error), &error);
         break;
@@ -285,7 +285,7 @@ static void call_tools(run *r)
         const char *text = lists[below(c, 6)];
         if (below(c, 2)) /* since tools are stated before a conversation */
             hold(r, edge_rewind(r->session, UINT32_MAX, &error), &error);
-        hold(r, edge_tools(r->session, rarely(c) ? NULL : text, rarely(c) ? below(c, 20) : strlen(text), &error), &error);
+        hold(r, edge_tools(r->session, rarely(c) ? NULL : text, rarely(c) ? below(c, (uint32_t)strlen(text) + 1) : strlen(text), &error), &error);
         break;
     }
     case 1:

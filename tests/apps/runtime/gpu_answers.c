@@ -1,5 +1,6 @@
-/* `gpu_answers model.edge ENGINE FOLDER COUNT`: a conversation of three turns on the GPU or the NPU, and the same on the CPU, where the third
- * follows a saved state that the other engine goes on with. Fails if their greedy tokens differ. */
+/* `gpu_answers model.edge ENGINE FOLDER COUNT`: a conversation of three turns on the GPU or the NPU, and the same on
+ * the CPU, where the third follows a saved state that the other engine goes on with. Fails if their greedy tokens
+ * differ. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

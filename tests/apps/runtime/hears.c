@@ -1,5 +1,5 @@
-/* hears MODEL EARS SOUND RATE PIECE: hears float samples in pieces, twice, and refuses what is no sound. Prints the tokens of each
- * segment of the second time. */
+/* hears MODEL EARS SOUND RATE PIECE: hears float samples in pieces, twice, and refuses what is no sound. Prints the
+ * tokens of each segment of the second time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ int main(int count, char **arguments)
         return 4;
     for (int time = 0; time < 2; time++) {
         how.temperature = time ? -1 : 0;
-        how.live = !time;
+        how.live = how.words = !time;
         if (edge_listen(session, &ears, &how, &error))
             return fail();
         if (edge_hear(session, NULL, 1, &segment, &error) >= 0 || edge_hear(session, none, 2, &segment, &error) >= 0

@@ -9,6 +9,7 @@
 #include "system.h"
 
 const accelerator_kind *const EDGE_PAGE = NULL; /* which trusted.c has elsewhere */
+const scores_kind *const EDGE_SCORES = &edge_scores;
 
 typedef struct {
     edge_model model;
@@ -18,14 +19,14 @@ typedef struct {
     size_t size;
 } kv_session;
 
-kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals);
+kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals, const void *importance);
 void free_session(kv_session *session);
 kv *session_kv(kv_session *session);
 policy *session_policy(kv_session *session);
 size_t save_session(kv_session *session, uint8_t *out);
 edge_status load_session(kv_session *session, const uint8_t *saved, size_t size, edge_error *error);
 
-kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals)
+kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals, const void *importance)
 {
     kv_session *session = calloc(1, sizeof *session);
     if (!session)
@@ -34,6 +35,7 @@ kv_session *make_session(const void *config, const void *layers, const void *ang
     session->model.layers = layers;
     session->model.sections[SECTION_ANGLES] = angles;
     session->model.sections[SECTION_NORMALS] = normals;
+    session->model.sections[SECTION_IMPORTANCE] = importance;
     arena from = {NULL, 0};
     kv_layout(&from, &session->model, false);
     policy_layout(&from, &session->model);

@@ -1,5 +1,6 @@
-/* Encodes and decodes with damaged tables. Arguments: files of sections TOKENIZER, WORDS and NORMALIZER, of a text, a seed, and the
- * number of mutants. What may not happen is found by sanitizers; it prints how many mutants could be opened. */
+/* Encodes and decodes with damaged tables. Arguments: files of sections TOKENIZER, WORDS and NORMALIZER, of a text, a
+ * seed, and the number of mutants. What may not happen is found by sanitizers; it prints how many mutants could be
+ * opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

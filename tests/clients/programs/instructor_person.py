@@ -19,11 +19,7 @@ class Person(BaseModel):
 
 client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="none"), mode=instructor.Mode.JSON_SCHEMA)
 person = client.create(
-    model=model,
-    response_model=Person,
-    messages=[{"role": "user", "content": question}],
-    temperature=0,
-    max_retries=0,
+    model=model, response_model=Person, messages=[{"role": "user", "content": question}], temperature=0, max_retries=0,
     max_tokens=100,
-)
+)  # fmt: skip
 print(json.dumps(person.model_dump()))

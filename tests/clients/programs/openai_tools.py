@@ -9,11 +9,8 @@ url, model, question = sys.argv[1:]
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 colours = {"type": "string", "enum": ["red", "green", "blue"]}
 parameters = {
-    "type": "object",
-    "properties": {"colour": colours},
-    "required": ["colour"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"colour": colours}, "required": ["colour"], "additionalProperties": False,
+}  # fmt: skip
 tool = {"type": "function", "function": {"name": "paint", "description": "Paint a wall.", "parameters": parameters}}
 messages = [{"role": "user", "content": question}]
 asked = {"model": model, "tools": [tool], "temperature": 0, "max_tokens": 64}

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Tiles, Work, begin, limit, soften
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Vnni
+from edge.backends.tvm.cpu.kernels.isas.generic import ByteIsa
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
@@ -56,7 +56,7 @@ def attend_byte_rows(
 ) -> None:  # fmt: skip
     """As `attend`. codes: offset of the thread's working memory for queries."""
     isa = cache.isa
-    assert isinstance(isa, Avx512Vnni)
+    assert isinstance(isa, ByteIsa)
     coded = [
         _encode(cache, queries, query, work.memory, let(codes + line * (cache.key // 2)))
         for line, query in enumerate(rows)
@@ -102,7 +102,7 @@ def _encode(cache: Cache, queries: Buffer, query: Query, memory: Buffer, at: Val
 
 
 def _score(
-    isa: Avx512Vnni, cache: Cache, rows: Sequence[Query], coded: Sequence[_Coded], first_row: Value, tiles: Tiles,
+    isa: ByteIsa, cache: Cache, rows: Sequence[Query], coded: Sequence[_Coded], first_row: Value, tiles: Tiles,
     start: Value, count: Value, work: Work, limits: ScoreLimits,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles, whose values are prefetched."""
@@ -140,7 +140,7 @@ def _largest_scale(cache: Cache, first_row: Value, tiles: Tiles, start: Value, c
 
 
 def _mix(
-    isa: Avx512Vnni, target: Target, cache: Cache, rows: int, first_row: Value, tiles: Tiles, start: Value,
+    isa: ByteIsa, target: Target, cache: Cache, rows: int, first_row: Value, tiles: Tiles, start: Value,
     count: Value, work: Work, factor: Value,
 ) -> None:  # fmt: skip
     """work.out += powers · V for a block, whose successor's keys are prefetched; as many query rows as fit."""

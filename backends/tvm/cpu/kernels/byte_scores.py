@@ -51,7 +51,7 @@ from edge.backends.tvm.targets import Target
 
 @dataclass(frozen=True)
 class Held:
-    """What is converted: offsets into a thread's working memory. Integers are stored as the bits of floats."""
+    """A converted block: offsets into a thread's working memory. Integers are stored as the bits of floats."""
 
     queries: Value
     query_scales: Value

@@ -227,5 +227,6 @@ def _copy(form: RowFormat, shape: RowShape, arrays: dict[str, Buffer], source: V
                 T.buffer_store(values, values[source * value_width + element], [target * value_width + element])
     for number in range(form.scales):
         from_scale, to_scale = (let(scale_at(row, number, form.scales)) for row in (source, target))
-        for name in ("key_scales",) if shape.shared else ("key_scales", "value_scales"):
-            T.buffer_store(arrays[name], arrays[name][from_scale], [to_scale])
+        for name, stored in (("key_scales", width), ("value_scales", value_width)):
+            if stored:
+                T.buffer_store(arrays[name], arrays[name][from_scale], [to_scale])

@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Tiles, Work, begin, soften
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Bf16
+from edge.backends.tvm.cpu.kernels.isas.generic import PairIsa
 from edge.backends.tvm.cpu.kernels.pairs import mix_pairs, pack_keys, score_pairs
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
@@ -69,7 +69,7 @@ def attend_expanded(
 ) -> None:  # fmt: skip
     """As `attend_pairs`, of all queries of a head. cache: of latent rows. pack_query: writes a query in BF16."""
     isa, height = cache.isa, target.score_rows
-    assert isinstance(isa, Avx512Bf16)
+    assert isinstance(isa, PairIsa)
     own = replace(cache, key=matrices.plain + cache.key - matrices.rank, value=matrices.value)
 
     def work_of(group: Value) -> Work:
@@ -104,7 +104,7 @@ def attend_expanded(
 
 
 def _expand_keys(
-    isa: Avx512Bf16, cache: Cache, own: Cache, matrices: HeadMatrices, count: Value, memory: Buffer, at: Expanded
+    isa: PairIsa, cache: Cache, own: Cache, matrices: HeadMatrices, count: Value, memory: Buffer, at: Expanded
 ) -> None:
     """keys[tile, pair, 16 rows]: the head's, and behind them the rotated part of the rows."""
     width, out, half = cache.key // 2, own.key // 2, matrices.rank // 2
@@ -134,7 +134,7 @@ def _expand_keys(
 
 
 def _expand_values(
-    isa: Avx512Bf16, cache: Cache, matrices: HeadMatrices, count: Value, left: Value, memory: Buffer, at: Expanded
+    isa: PairIsa, cache: Cache, matrices: HeadMatrices, count: Value, left: Value, memory: Buffer, at: Expanded
 ) -> None:
     """values[row / 2, value]. left: rows that some query sees; those behind may be no numbers, and become zeros."""
     width, half, size = cache.key // 2, matrices.rank // 2, matrices.value

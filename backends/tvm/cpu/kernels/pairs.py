@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.kernels.attention import (
     tiles_at_once,
 )
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Bf16
+from edge.backends.tvm.cpu.kernels.isas.generic import PairIsa
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
@@ -67,7 +67,7 @@ def attend_pairs(
     visible: the number of cache rows that the last query sees, which sees most.
     """
     isa, height = cache.isa, target.score_rows
-    assert isinstance(isa, Avx512Bf16)
+    assert isinstance(isa, PairIsa)
     if cache.form.scales > 1:
         cache = replace(cache, middle=STEPS / 2)
 
@@ -104,7 +104,7 @@ def attend_pairs(
 
 
 def pack_keys(
-    isa: Avx512Bf16, cache: Cache, first_row: Value, start: Value, count: Value, memory: Buffer, out: Value
+    isa: PairIsa, cache: Cache, first_row: Value, start: Value, count: Value, memory: Buffer, out: Value
 ) -> None:
     """Tiles of keys, unscaled, as pairs: [tiles, key / 2, 16 rows] from `out` on."""
     width = cache.key // 2
@@ -118,7 +118,7 @@ def pack_keys(
 
 
 def _pack_values(
-    isa: Avx512Bf16, cache: Cache, first_row: Value, start: Value, rows: Value, memory: Buffer, out: Value
+    isa: PairIsa, cache: Cache, first_row: Value, start: Value, rows: Value, memory: Buffer, out: Value
 ) -> None:
     """An odd last row is paired with zeros, since what lies behind it may be no numbers."""
     parts = range(cache.value // 16)
@@ -132,7 +132,7 @@ def _pack_values(
 
 
 def score_pairs(
-    isa: Avx512Bf16, target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value,
+    isa: PairIsa, target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value,
     start: Value, count: Value, work: Work, paired_queries: Value, paired_keys: Value, limits: ScoreLimits,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
@@ -159,7 +159,7 @@ def score_pairs(
 
 
 def mix_pairs(
-    isa: Avx512Bf16, target: Target, cache: Cache, rows: int, most: Value, work: Work, paired_values: Value
+    isa: PairIsa, target: Target, cache: Cache, rows: int, most: Value, work: Work, paired_values: Value
 ) -> None:
     """work.out += powers · V over a block's pairs of rows."""
 

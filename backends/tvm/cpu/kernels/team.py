@@ -29,7 +29,7 @@ from edge.backends.tvm.cpu.arguments import LINE, MANY_STALLS, PASSES, STALLS, J
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Value, i64, let, quotient, when
 
 _MS = 1_000_000  # of nanoseconds, as all times here
-STALL, SPINS = _MS // 8, 10_000  # what so many spins take, about; a target may be tuned to fewer
+STALL, SPINS = _MS // 8, 10_000  # about the time of SPINS spins; a target may be tuned to fewer
 LIMIT, EVENT = 4 * _MS, 3 * _MS  # one time slice of another program is no reason, two are
 MOST_SCARCE, LONG = 32 * _MS, 64
 PATIENCE, MOST_PATIENCE, TRIAL = 8 * _MS, 128 * _MS, 128 * _MS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -37,54 +37,13 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
     when,
 )
+from edge.backends.tvm.cpu.phases.kinds import PassKind
 from edge.backends.tvm.design import Design, low_rank_blocks
+from edge.backends.tvm.kv.row_formats import centres_keys
 from edge.backends.tvm.packing.blocks import BLOCKS, PACKINGS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up
-from edge.model import cores, layers
-
-
-@dataclass(frozen=True)
-class PassKind:
-    """A step (`single`), a chunk, or a batch: the next tokens of several sequences, which are `apart`.
-
-    stepwise: attention and products with adapters are computed for each token as in a step. drafts: some of the tokens
-    may be forgotten again.
-    """
-
-    name: str  # with which the names of its functions begin
-    job: int  # `Job`
-    batch: int  # tokens that are multiplied with a tile of weights at once
-    single: bool = False
-    apart: bool = False
-    stepwise: bool = False
-    drafts: bool = False
-    like_chunk: bool = False  # a batch of as many tokens as a chunk multiplies at once
-    attends_like: str | None = None  # the pass whose code for attention serves this one, too
-
-
-def pass_kinds(design: Design) -> list[PassKind]:
-    """All passes of a design."""
-    most = design.most_tokens
-    if design.shape.encoder:
-        return [PassKind("chunk", Job.CHUNK, most)]
-    batches = enumerate(design.batches, Job.BATCH)
-    step, chunk = PassKind("step", Job.STEP, 1, single=True), PassKind("chunk", Job.CHUNK, most)
-    if not design.head:  # layers beside another model's rows, to which they add none
-        return [step]
-    if design.exported:  # drafts of an app's only sequence share a chunk's code, except where they must sum like a step
-        step, chunk = replace(step, attends_like="verify"), replace(chunk, drafts=True)
-        like_chunk = not design.lora
-        return [PassKind("verify", Job.BATCH, most, stepwise=True, drafts=True, like_chunk=like_chunk), step, chunk]
-    return [
-        step,
-        chunk,
-        *(
-            PassKind(
-                f"batch{size}", job, size, apart=True, stepwise=True, drafts=True,
-                like_chunk=size == most and not design.lora,
-            ) for job, size in batches
-        ),
-    ]  # fmt: skip
+from edge.model import cores
+from edge.model.structure import layers
 
 
 class PassBuilder:
@@ -118,7 +77,7 @@ class PassBuilder:
         )
         self.parts, self.notes = let(job[Job.slot("parts")]), let(team.notes(job, thread))
         self.job = let(job[Job.slot("kind")])
-        self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
+        self.sequence, self.drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
         self.given = count  # also of a job that is no pass
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
@@ -165,8 +124,16 @@ class PassBuilder:
 
     def reflected(self, layer: Value, kv_head: Value, vectors: Sequence[Value]) -> list[Value]:
         """A key or query, 16 values a vector, reflected by the normal of its head."""
+        return reflect(vectors, self.normal(layer, kv_head, len(vectors)))
+
+    @property
+    def centred(self) -> bool:
+        """Whether rows of keys lack a mean. Apps keep it."""
+        return centres_keys(self.attention, self.design.kv_dtype) and not self.design.exported
+
+    def normal(self, layer: Value, kv_head: Value, parts: int) -> list[Value]:
         first = let(self.at("normals") + (self.rows_of(layer) * self.shape.kv_heads + kv_head) * self.shape.padded_head)
-        return reflect(vectors, [let(load(self.floats, first + part * 16)) for part in range(len(vectors))])
+        return [let(load(self.floats, first + part * 16)) for part in range(parts)]
 
     @functools.cached_property
     def positions(self) -> Buffer:
@@ -474,7 +441,7 @@ class PassBuilder:
 
     def seen(self, token: Value) -> Value:
         """The last token of the pass that a token sees."""
-        if self.single or self.apart:
+        if self.single or self.apart or not self.attention.spans:
             return token
         return self._beside(token, 1)
 
@@ -496,44 +463,6 @@ class PassBuilder:
         """The `number`-th of the integers that follow a pass's tokens (see `Job`)."""
         return let(T.cast(self.tokens[self.count * number + token], "int64"))
 
-    def state(self, layer: Value, token: Value) -> Value:
-        """The offset of a layer's fixed state for the token's sequence."""
-        sequence = self._sequence
-        if self.apart:
-            of_token = T.cast(self.tokens[self.count * 3 + token], "int64")
-            sequence = T.if_then_else(self._drafts > 0, sequence, of_token)
-        return let(self.layer_at(layer, "state") + sequence * self.at("states"))
-
-    def for_drafts(self, state: Value, count: int) -> Value:
-        """The offset at which to change `count` values of a state: in place, or in the thread's copy for drafts."""
-        if not self.forgets:
-            return state
-        copy = let(self.thread * self.at("copied"))
-        with when(self._drafts == Job.VERIFIED), loop(i64(0), i64(count // 16)) as part:
-            store(self.states, copy + part * 16, load(self.states, state + part * 16))
-        return let(T.if_then_else(self._drafts == Job.VERIFIED, copy, state))
-
-    @contextmanager
-    def unless_verified(self) -> Iterator[None]:
-        """Guard code that changes states in place: drafts under verification skip it."""
-        if not self.forgets:
-            yield
-            return
-        with when(self._drafts < Job.VERIFIED):
-            yield
-
-    @contextmanager
-    def if_applied(self) -> Iterator[None]:
-        """Guard code for APPLY jobs, in a pass that `forgets`."""
-        with when(self._drafts == Job.APPLIED):
-            yield
-
-    def inputs_at(self, name: str, layer: Value) -> Value:
-        """The offset of a fixed-state core's inputs, "channels" or "steps"; for drafts, of those that are kept."""
-        if self.single:
-            return let(self.at(name))
-        return let(self.at(name) + T.min(self._drafts, i64(1)) * self.layer_at(layer, f"kept_{name}"))
-
     def _of_sequence(self, layer: Value, token: Value) -> Value:
         """The index of the layer's lengths and starts for the token's sequence."""
         return layer + token * self.shape.layers if self.apart else layer
@@ -545,16 +474,6 @@ class PassBuilder:
             return
         with loop(i64(0), self.count) as token:
             yield token
-
-    @contextmanager
-    def sequences(self) -> Iterator[tuple[Value, Value]]:
-        """The tokens of each sequence: the first, and the end."""
-        if not self.apart:
-            yield i64(0), self.count
-            return
-        each = let(T.if_then_else(self._drafts > 0, self.count, i64(1)))
-        with loop(i64(0), quotient(self.count, each)) as number:
-            yield let(number * each), let((number + 1) * each)
 
     @contextmanager
     def if_observed(self, token: Value) -> Iterator[Value]:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, store
-from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.project import of_normalised, project
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import Dense
 
 
 def gate_up(b: PassBuilder, layer: Value) -> None:
-    norm = b.block.norm
-    b.normalise_chunk(norm, layer, "gate_up")
-    with b.phase("gate_up", layer):
-        inputs = b.normalised_inputs(norm, layer, "gate_up")
-        adapt(b, "gate_up", layer, inputs)
+    with of_normalised(b, layer, "gate_up") as inputs:
         _widen(b, layer, inputs)
 
 

@@ -119,8 +119,8 @@ def _bounds_at(b: PassBuilder, number: Value) -> Value:
 
 
 def _prepare_rows(b: PassBuilder, own: Value, chosen: Value) -> None:
-    """Prepare the tokens of a batch, for all of which the low bits of the same blocks are read: those in which the
-    tokens' activations together are largest."""
+    """Prepare the tokens of a batch. They share the blocks whose low bits are read: those in which the sum of their
+    activations is largest."""
     with b.phase("output_norm"), b.shared_out(b.count) as row:
         _prepare_row(b, row, row, _bounds_at(b, b.parts + row))
     with b.phase("output_norm"):

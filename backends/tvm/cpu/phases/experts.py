@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.activations import Quantized, quantize
+from edge.backends.tvm.cpu.kernels.attention import NEVER
 from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS, sigmoid
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import (
@@ -229,7 +230,7 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     So exactly `used` are written, even where logits are not finite.
     """
     core, rows = _core(b), RoutedRows.of(_core(b))
-    logits, scores = let(b.at("routes") + token * rows.logits), let(b.at("scores") + b.thread * rows.experts)
+    logits, scores = let(b.at("routes") + token * rows.logits), let(b.at("scores") + b.thread * rows.scores)
     ranks, shares = let(b.at("ranks") + b.thread * rows.experts), let(b.at("shares") + row * rows.shares)
     with loop(i64(0), i64(rows.experts // 16)) as part:
         score = load(b.floats, logits + part * 16)
@@ -238,6 +239,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
         if core.choice_bias:
             score = score + load(b.weights.floats, b.layer_at(layer, "exp_probs_b.bias") + part * 16)
         store(b.floats, scores + part * 16, score)
+    if core.groups > 1:
+        _drop_groups(b, scores)
     largest, better = Register(lanes=1), Register("int32")
     largest.value = b.floats[scores]
     with loop(i64(0), i64(rows.experts // 16)) as part:
@@ -276,6 +279,29 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     if core.shared:
         share = sigmoid(b.floats[logits + rows.experts], 1) if core.shared_gated else T.float32(1)
         T.buffer_store(b.floats, share, [shares + core.used])
+
+
+def _drop_groups(b: PassBuilder, scores: Value) -> None:
+    """Scores of experts in groups that the token does not use become the least number."""
+    core, size = _core(b), _core(b).number // _core(b).groups
+    sums = let(scores + RoutedRows.of(core).experts)
+    with loop(i64(0), i64(core.groups)) as group:
+        first, second = Register(lanes=1), Register(lanes=1)
+        first.value = second.value = T.float32(NEVER)
+        with loop(i64(0), i64(size)) as each:
+            score = let(b.floats[scores + group * size + each])
+            second.value = T.max(second.value, T.min(first.value, score))
+            first.value = T.max(first.value, score)
+        T.buffer_store(b.floats, first.value + second.value, [sums + group])
+    with loop(i64(0), i64(core.groups)) as group:
+        mine, better = let(b.floats[sums + group]), Register("int32", lanes=1)
+        better.value = T.int32(0)
+        with loop(i64(0), i64(core.groups)) as other:
+            score = let(b.floats[sums + other])
+            before = T.Or(score > mine, T.And(score == mine, other < group))
+            better.value = better.value + T.Select(before, T.int32(1), T.int32(0))
+        with when(better.value >= core.groups_used), loop(i64(0), i64(size)) as each:
+            T.buffer_store(b.floats, T.float32(NEVER), [scores + group * size + each])
 
 
 def _sort(b: PassBuilder) -> None:

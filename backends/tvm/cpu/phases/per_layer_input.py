@@ -12,9 +12,9 @@ from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Strip, Value, floats, i64, let, load, loop, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
+from edge.backends.tvm.cpu.phases.attention.qkv import unit
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.cpu.phases.qkv import unit
 from edge.backends.tvm.cpu.phases.streaming import evict_embeddings
 from edge.backends.tvm.packing.cores import round_up
 

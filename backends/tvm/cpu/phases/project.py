@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edge.backends.tvm.cpu.kernels.functions import rms_scale
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
@@ -11,6 +12,17 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 
 Part = Callable[[PassBuilder, Value], None]
+
+
+@contextmanager
+def of_normalised(b: PassBuilder, layer: Value, *groups: str) -> Iterator[Inputs]:
+    """A phase that multiplies the block's normalised rows by matrices of `groups`. The first group is the phase's name,
+    and the one with adapters."""
+    b.normalise_chunk(b.block.norm, layer, *groups)
+    with b.phase(groups[0], layer):
+        inputs = b.normalised_inputs(b.block.norm, layer, *groups)
+        adapt(b, groups[0], layer, inputs)
+        yield inputs
 
 
 def project(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import State
-from edge.backends.tvm.gpu.kernels.quants import Words, read_values
+from edge.backends.tvm.gpu.kernels.products.quants import Words, read_values
 from edge.backends.tvm.gpu.kernels.threads import (
     Built,
     Scope,

@@ -13,8 +13,8 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, sigmoid
-from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, needs_sums, sum_halves
-from edge.backends.tvm.gpu.kernels.steps import split_of
+from edge.backends.tvm.gpu.kernels.products.quants import QUADS, Sum, Words, needs_sums, sum_halves
+from edge.backends.tvm.gpu.kernels.products.steps import split_of
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -43,6 +43,7 @@ from edge.backends.tvm.packing.blocks import PART
 from edge.model.cores import SLOPE, Experts
 
 _THREADS = 64  # that choose a token's experts
+_NEVER = -1e30  # the score of an expert that is not chosen
 
 
 def route(name: str, core: Experts, bias: Vector | None, factors: Vector | None, tokens: int) -> Built:
@@ -65,6 +66,8 @@ def route(name: str, core: Experts, bias: Vector | None, factors: Vector | None,
             score = sigmoid(logit) if core.router == "sigmoid" else logit
             store(scores, expert, score + as_float(scope.w1[expert + bias.at]) if bias else score)
         most = hold(reduce(scope, memory, largest.value, _THREADS, T.max))
+        if core.groups > 1:
+            _drop_groups(scope, core, scores)
         with strided(scope, core.number) as expert:
             own, better = let(scores[expert]), Register(i32(0), "int32")
             with loop(0, core.number) as other:
@@ -102,6 +105,27 @@ def route(name: str, core: Experts, bias: Vector | None, factors: Vector | None,
 
     reads = {"routes": "float32"} | ({"w1": "uint32"} if bias or factors else {})
     return build(name, _THREADS, reads, {"chosen": "int32", "shares": "float32"}, (), body, (1, tokens), 1)
+
+
+def _drop_groups(scope: Scope, core: Experts, scores: Buffer) -> None:
+    """Scores of experts in groups that the token does not use become the least number."""
+    size, sums = core.number // core.groups, scope.shared(core.groups)
+    with strided(scope, core.groups) as group:
+        first, second = Register(f32(_NEVER)), Register(f32(_NEVER))
+        with loop(0, size) as each:
+            score = let(scores[group * size + each])
+            second.value = T.max(second.value, T.min(first.value, score))
+            first.value = T.max(first.value, score)
+        store(sums, group, first.value + second.value)
+    barrier()
+    with strided(scope, core.groups) as group:
+        own, better = let(sums[group]), Register(i32(0), "int32")
+        with loop(0, core.groups) as other:
+            before = T.Or(sums[other] > own, T.And(sums[other] == own, other < group))
+            better.value = better.value + select(before, i32(1), i32(0))
+        with when(better.value >= core.groups_used), loop(0, size) as each:
+            store(scores, group * size + each, f32(_NEVER))
+    barrier()
 
 
 @dataclass(frozen=True)

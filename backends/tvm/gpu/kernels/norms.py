@@ -140,6 +140,18 @@ def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0, rescale: 
     return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 1)
 
 
+def clip(name: str, bounds: tuple[Vector, Vector], stride: int, tokens: int) -> Built:
+    """Clip rows of `out`, float32 [tokens, stride], in place, between two values in `w1`."""
+
+    def body(scope: Scope) -> None:
+        low, high = (let(as_float(scope.w1[i32(bound.at)])) for bound in bounds)
+        with strided(scope, stride) as at:
+            own = let(scope.row * stride + at)
+            store(scope.out, own, T.max(T.min(scope.out[own], high), low))
+
+    return build(name, _THREADS, {"w1": "uint32"}, {"out": "float32"}, (), body, (1, tokens), 1)
+
+
 def _applied(scope: Scope, norm: Norm, x: Value, statistics: Statistics, at: Value) -> Value:
     weight = as_float(scope.w1[at + norm.weight.at])
     bias = as_float(scope.w1[at + norm.bias.at]) if norm.bias else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.gpu.kernels.attention import attend
-from edge.backends.tvm.gpu.kernels.observe import observe
-from edge.backends.tvm.gpu.kernels.products import Epilogue
-from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
+from dataclasses import replace
+
+from edge.backends.tvm.gpu.design import CROSS
+from edge.backends.tvm.gpu.kernels.attention.attention import attend
+from edge.backends.tvm.gpu.kernels.attention.observe import observe
+from edge.backends.tvm.gpu.kernels.attention.rows import Heads, store_rows
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Product
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.gpu.phases.latent import expand, make_latent_rows
 from edge.backends.tvm.kv.memory import RING
 from edge.model.cores import Attention
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 _ROWS = {"keys4": "keys", "values": "values", "row_scales": "row_scales"}  # buffers by the kernels' names
 
@@ -29,24 +32,38 @@ def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> N
     made.multiply_into_hidden("output", layer, block, "edge_output", source="mixed")
 
 
+def make_cross_rows(made: PassBuilder, core: Attention, layer: int) -> None:
+    """Store the keys and values of an encoder's states, rows of `x`, behind those that the layer has."""
+    design, own = made.design, replace(core, heads=0, across=False)  # no queries
+    factors, heads = made.factors(core.crossing, layer), Heads.of(design, own, layer)
+    heads = replace(heads, form=design.row_form(core))
+    product = Product("edge_crossing", factors, Epilogue("store", heads.slots * core.head_dim))
+    made.multiply("qkv", layer, product, {"x": "x", "out": "qkv"})
+    made.add(
+        "qkv", layer, ("edge_store_cross_rows", heads),
+        lambda name: store_rows(name, heads, tokens=design.chunk, observes=False),
+        {name: CROSS + buffer for name, buffer in _ROWS.items()}, {"layer": layer, "angles": 0},
+    )  # fmt: skip
+
+
 def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     """Attend; for a single token that adds a row, the same kernel stores it."""
     design, tables = made.design, made.design.tables
-    form = (core, tables, design.tuning, design.kv_dtype)
+    form = (core, tables, design.tuning, design.row_form(core).dtype)
     angles, window = tables.angle_row(design.kinds[layer]), design.windows[layer]
     scalars = {"layer": design.rows_of[layer], "angles": angles, "window": window}
-    ring = RING if design.has_ring(layer) else ""
-    rows = {name: ring + buffer for name, buffer in _ROWS.items()}
+    arena = CROSS if core.across else RING if design.has_ring(layer) else ""
+    rows = {name: arena + buffer for name, buffer in _ROWS.items()}
     buffers, sinks = weights_in(f"layer.{layer}") | rows, made.layout(layer).vector("attn_sinks")
     tokens, observes = design.chunk, design.observes
     heads = Heads.of(design, core, layer)
-    if made.single and not observes and core.rows_of is None and not core.latent:
+    if made.single and not observes and core.makes_rows and not core.latent:
         made.add(
             "attend", layer, ("edge_attend_step", heads, sinks),
             lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks), buffers, scalars,
         )  # fmt: skip
         return
-    paid = observes and not ring
+    paid = observes and not arena
     if not core.latent:
         made.add(
             "qkv", layer, ("edge_store_rows", heads, paid),

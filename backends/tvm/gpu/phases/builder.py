@@ -8,15 +8,15 @@ from itertools import accumulate
 
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Design
-from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
-from edge.backends.tvm.gpu.kernels.steps import step
+from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, clip, normalise
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.products.steps import step
+from edge.backends.tvm.gpu.kernels.products.tiles import chunk
 from edge.backends.tvm.gpu.kernels.threads import Built
-from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 class Kernels:
@@ -87,6 +87,7 @@ class PassBuilder:
         if norm and not self.single:
             self.normalise(norm, layer, self.hidden, "normed")
             buffers["x"] = "normed"
+            self.clip(layer, block.core.inputs[0], "normed", self.design.shape.padded_hidden)
         if self.residual:
             residual, after = self.residual
             self.hidden, self.residual = "x" if self.hidden == "other x" else "other x", None
@@ -100,6 +101,7 @@ class PassBuilder:
         layout, shape = self.layout(layer), self.design.shape
         after = Norm.of(layout, block.post_norm, shape) if block.post_norm else None
         epilogue = Epilogue("store" if after else "add", shape.padded_hidden, 1.0 if after else block.scale)
+        self.clip(layer, block.core.output, source, layout.matrix(block.core.output).columns)
         product = Product(name, (Factor.of(layout, block.core.output),), epilogue, after=after)
         self.multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
         if block.held:
@@ -141,6 +143,13 @@ class PassBuilder:
     def normalise(self, norm: Norm, layer: int, x: str, out: str) -> None:
         buffers, tokens = weights_in(f"layer.{layer}") | {"x": x, "out": out}, self.design.chunk
         self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), buffers)
+
+    def clip(self, layer: int, name: str, x: str, stride: int) -> None:
+        """Clip the inputs of a matrix, rows of `stride` values, if it has bounds."""
+        if bounds := self.layout(layer).bounds(name, "input"):
+            buffers, tokens = weights_in(f"layer.{layer}") | {"out": x}, self.design.chunk
+            key = ("edge_clip", bounds, stride)
+            self.add("norm", layer, key, lambda made: clip(made, bounds, stride, tokens), buffers)
 
     def multiply(self, phase: str, layer: int | None, product: Product, buffers: Mapping[str, str | Slice]) -> None:
         """Add a product with matrices of the layer or, without one, of `rest`."""

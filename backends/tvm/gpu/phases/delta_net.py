@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, recur
-from edge.backends.tvm.gpu.kernels.products import Epilogue
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue
+from edge.backends.tvm.gpu.kernels.recurrent.delta_net import Recurrence, finish, mix, recur
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.cores import DeltaNet, KimiDelta
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def delta_net(made: PassBuilder, core: DeltaNet, block: Block, layer: int) -> None:

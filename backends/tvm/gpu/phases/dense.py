@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor
 from edge.backends.tvm.gpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import Dense
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def dense(made: PassBuilder, core: Dense, block: Block, layer: int) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.kernels.experts import Mixture, narrow, route, widen
 from edge.backends.tvm.gpu.kernels.norms import Norm
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product, Residual
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import Experts
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def experts(made: PassBuilder, core: Experts, block: Block, layer: int) -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.gpu.kernels.latent import LatentRows, rotate_queries, store_latent
-from edge.backends.tvm.gpu.kernels.products import Epilogue, PerHead, Product
+from edge.backends.tvm.gpu.kernels.attention.latent import LatentRows, gate_heads, rotate_queries, store_latent
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, PerHead, Product
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import Attention, Latent
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def make_latent_rows(made: PassBuilder, core: Attention, latent: Latent, block: Block, layer: int) -> None:
     """Queries to `qkv`, rows to the cache."""
     rows, row = LatentRows.of(made.design, core, layer), core.row
     stride = core.heads * core.query
-    names = ("attn_q_a", "attn_kv_a_mqa") if latent.rank else ("attn_kv_a_mqa",)
+    names = core.inputs if latent.rank else core.inputs[1:]
     if not latent.rank:
         factors = made.factors(("attn_q",), layer)
         made.multiply_hidden("qkv", layer, block, "edge_queries", factors, Epilogue("store", stride), out="queries")
-    ends = Epilogue("store", latent.rank + row.key)
+    ends = Epilogue("store", rows.stride)
     made.multiply_hidden("qkv", layer, block, "edge_latents", made.factors(names, layer), ends, out="latents")
     design = made.design
     scalars = {"layer": design.rows_of[layer], "angles": design.tables.angle_row(design.kinds[layer])}
@@ -47,3 +47,6 @@ def expand(made: PassBuilder, core: Attention, latent: Latent, layer: int) -> No
     epilogue = Epilogue("store", round_up(core.width, PART))
     product = Product("edge_expand", made.factors(("attn_v_b",), layer), epilogue, per_head=heads)
     made.multiply("output", layer, product, {"x": "mixed", "out": "expanded"})
+    if latent.gated:
+        rows, tokens = LatentRows.of(made.design, core, layer), made.design.chunk
+        made.add("output", layer, ("edge_gate_heads", rows), lambda name: gate_heads(name, rows, tokens=tokens), {}, {})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.backends.tvm.gpu.kernels.mamba import Scan, finish, mix, scan
-from edge.backends.tvm.gpu.kernels.products import Epilogue
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue
+from edge.backends.tvm.gpu.kernels.recurrent.mamba import Scan, finish, mix, scan
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.cores import Mamba
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def mamba(made: PassBuilder, core: Mamba, block: Block, layer: int) -> None:

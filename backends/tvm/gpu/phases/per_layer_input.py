@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from edge.backends.tvm.gpu.design import input_stride
 from edge.backends.tvm.gpu.kernels.layer_inputs import add_projected
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.gpu.program import Slice
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import PerLayerInput
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def make_inputs(made: PassBuilder) -> None:

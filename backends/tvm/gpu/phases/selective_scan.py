@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Product
-from edge.backends.tvm.gpu.kernels.selective_scan import Selection, mix, normalise, scan
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Product
+from edge.backends.tvm.gpu.kernels.recurrent.selective_scan import Selection, mix, normalise, scan
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import SelectiveScan
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def selective_scan(made: PassBuilder, core: SelectiveScan, block: Block, layer: int) -> None:

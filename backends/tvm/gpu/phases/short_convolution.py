@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.gpu.kernels.convolve import convolve
-from edge.backends.tvm.gpu.kernels.products import Epilogue
+from edge.backends.tvm.gpu.kernels.products.products import Epilogue
+from edge.backends.tvm.gpu.kernels.recurrent.convolve import convolve
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.cores import ShortConvolution
-from edge.model.layers import Block
+from edge.model.structure.layers import Block
 
 
 def short_convolution(made: PassBuilder, core: ShortConvolution, block: Block, layer: int) -> None:

@@ -7,6 +7,7 @@
 #include "deflate.h"
 #include "hearing.h"
 #include "kv.h"
+#include "pass.h"
 #include "random.h"
 #include "session.h"
 #include "utf8.h"
@@ -19,6 +20,7 @@ struct decoder {
     generator random;
     float *logits, *first;      /* [vocab]: of the next token; of the first one */
     int32_t *tokens, *prompt;   /* [most]; [most + 1] */
+    float *logprobs;            /* [most] */
     char *text;                 /* [text_bytes] */
 };
 
@@ -33,6 +35,7 @@ decoder *decoder_layout(arena *from, const edge_model *model)
     own->logits = take(from, own->vocab * sizeof *own->logits);
     own->first = take(from, own->vocab * sizeof *own->first);
     own->tokens = take(from, own->most * sizeof *own->tokens);
+    own->logprobs = take(from, own->most * sizeof *own->logprobs);
     own->prompt = take(from, (own->most + 1) * sizeof *own->prompt);
     own->text = take(from, config->text_bytes);
     return d;
@@ -98,15 +101,6 @@ static void apply_rules(const decoder *d, float *logits, uint32_t count)
 
 /* ---- tokens --------------------------------------------------------------------------------------------------------- */
 
-static uint32_t likeliest(const float *logits, uint32_t count)
-{
-    uint32_t found = 0;
-    for (uint32_t token = 1; token < count; token++)
-        if (logits[token] > logits[found])
-            found = token;
-    return found;
-}
-
 /* A random token at this temperature, as numpy.searchsorted finds it among cumulated probabilities. */
 static uint32_t draw(decoder *d, double temperature)
 {
@@ -134,9 +128,30 @@ static double log_probability(const decoder *d, uint32_t token)
     return (double)(d->logits[token] - most) - log(sum_of_powers(d->logits, 0, d->vocab, most));
 }
 
+/* Runs tokens behind the rows. */
+static edge_finish run_all(edge_session *s, const int32_t *ids, uint32_t count)
+{
+    for (uint32_t at = 0, part; at < count; at += part) {
+        part = smaller(s->model->config->chunk, count - at);
+        edge_finish reason = context_look(s, part);
+        if (reason)
+            return reason;
+        if (part > kv_free(s->rows))
+            return EDGE_MEMORY; /* rows were returned to the system */
+        s->logits = pass_run(s->pass, ids + at, part, 0, NULL);
+        if (!s->logits) {
+            s->failed = true;
+            return EDGE_INTERRUPTED;
+        }
+        context_note_share(s, 1);
+        s->ran += part;
+    }
+    return EDGE_GOING;
+}
+
 static edge_finish run(decoder *d, edge_session *s, const int32_t *tokens, uint32_t count)
 {
-    const edge_finish reason = context_run(s, tokens, count);
+    const edge_finish reason = run_all(s, tokens, count);
     if (!reason)
         memcpy(d->logits, s->logits, d->vocab * sizeof *d->logits);
     return reason;
@@ -208,6 +223,7 @@ static edge_finish sample_text(decoder *d, edge_session *s, double temperature, 
         sum += logprob;
         if (token == d->config->eot)
             break;
+        d->logprobs[count] = (float)logprob;
         d->tokens[count++] = (int32_t)token;
         if (kv_length(s->rows) == context)
             break;
@@ -216,6 +232,7 @@ static edge_finish sample_text(decoder *d, edge_session *s, double temperature, 
             return reason;
     }
     found->tokens = d->tokens;
+    found->logprobs = d->logprobs;
     found->count = count;
     found->logprob = sum / (count + 1);
     found->temperature = temperature;

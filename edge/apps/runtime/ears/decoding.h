@@ -11,6 +11,7 @@ typedef struct decoder decoder;
  * of the text's bytes to those of zlib; 0: it has none. */
 typedef struct {
     const int32_t *tokens;
+    const float *logprobs; /* of each token */
     uint32_t count;
     double logprob, no_speech, temperature, ratio;
     bool silent; /* the window holds no speech */

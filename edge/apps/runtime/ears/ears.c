@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "align.h"
 #include "bundle.h"
 #include "context.h"
 #include "decoding.h"
@@ -23,7 +24,8 @@
 #include "tokenizer.h"
 #include "windowing.h"
 
-typedef struct { uint32_t first, last; double start, end; } part; /* its tokens, and seconds from the window's beginning */
+/* Its tokens, seconds from the window's beginning, and words. */
+typedef struct { uint32_t first, last; double start, end; uint32_t first_word, words; } part;
 
 struct listener {
     const hearing_config *config;
@@ -37,18 +39,23 @@ struct listener {
     part *parts;                /* [context / 2] */
     int32_t *before;            /* [context]: tokens of the text before */
     char *text;                 /* [text_bytes + 1]: of a segment */
+    aligner *aligner;
+    int32_t *spoken;            /* [context]: a window's tokens without timestamps … */
+    float *logprobs;            /* … and their log-probabilities */
 
     /* The sound. */
-    bool listening, voice, continued, translates;
+    bool listening, voice, continued, translates, by_words;
     int32_t language;           /* number of the language; -1: not yet known */
     double temperature;
     uint64_t seek;
     uint32_t before_count, segments;
+    double ended;               /* seconds at which the last word ended */
 
     /* Its last window. */
     decoded found;
     double offset;
     uint32_t part_count, next;
+    timed_word *words;          /* of all parts, in seconds of the sound */
 };
 
 static listener *layout(arena *from, const edge_model *model)
@@ -67,6 +74,9 @@ static listener *layout(arena *from, const edge_model *model)
     own->parts = take(from, context / 2 * sizeof *own->parts);
     own->before = take(from, context * sizeof *own->before);
     own->text = take(from, config->text_bytes + 1ull);
+    own->aligner = aligner_layout(from, model);
+    own->spoken = take(from, context * sizeof *own->spoken);
+    own->logprobs = take(from, context * sizeof *own->logprobs);
     return e;
 }
 
@@ -160,7 +170,10 @@ static edge_status listen(edge_session *s, const edge_source *source, const edge
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the model knows English alone, and translates nothing: leave translate out");
     if ((status = find_language(e, options->language, &language, error)) || (!e->encoder && (status = open_encoder(s, source, error))))
         return status;
+    if (options->words && !can_align(encoder_model(e->encoder), e->stem_data, s->model))
+        return edge_fail(error, EDGE_UNSUPPORTED, "ears.edge names no heads for the times of words: export the bundle again");
     e->language = language;
+    e->by_words = options->words, e->ended = 0;
     take_prompt(s, options->prompt ? options->prompt : "");
     e->listening = true;
     e->voice = !options->everything, e->continued = !options->alone, e->translates = options->translate;
@@ -174,12 +187,14 @@ static edge_status listen(edge_session *s, const edge_source *source, const edge
 
 /* ---- a window ------------------------------------------------------------------------------------------------------- */
 
-/* Frames to pass over: all without a voice, or a long silence before the first. */
+/* Frames to pass over: all without a voice, but for those at the end in which one may begin, or a long silence before
+ * the first. */
 static uint32_t quiet(listener *e, uint32_t frames)
 {
+    const uint32_t kept = windows_go_on(e->windows, e->seek + frames) ? FRAMES_BEFORE + VOICE_SHORTEST : 0;
     const voiced *found;
     if (!windows_voices(e->windows, e->seek, frames, &found))
-        return frames;
+        return frames > kept ? frames - kept : 1;
     return found->begin >= FRAMES_BEFORE + STILL_FRAMES ? found->begin - FRAMES_BEFORE : 0;
 }
 
@@ -208,7 +223,7 @@ static uint32_t divide(listener *e, uint32_t frames)
     e->part_count = e->next = 0;
     for (uint32_t at = 1; at <= count; at++)
         if ((at < count && tokens[at - 1] >= first && tokens[at] >= first) || (at == count && whole && start)) {
-            e->parts[e->part_count++] = (part){start, at, (tokens[start] - first) * STAMP_S, (tokens[at - 1] - first) * STAMP_S};
+            e->parts[e->part_count++] = (part){start, at, (tokens[start] - first) * STAMP_S, (tokens[at - 1] - first) * STAMP_S, 0, 0};
             start = at;
         }
     if (!start) { /* no pair of timestamps */
@@ -217,11 +232,106 @@ static uint32_t divide(listener *e, uint32_t frames)
             last--;
         const int32_t stamp = last ? tokens[last - 1] - first : 0;
         if (count)
-            e->parts[e->part_count++] = (part){0, count, 0, stamp ? stamp * STAMP_S : frames * ((double)MEL_HOP / SOUND_RATE)};
+            e->parts[e->part_count++] = (part){0, count, 0, stamp ? stamp * STAMP_S : frames * ((double)MEL_HOP / SOUND_RATE), 0, 0};
         return frames;
     }
     const uint32_t passed = whole ? frames : (uint32_t)(tokens[start - 1] - first) * STAMP_FRAMES;
     return passed < 1 ? 1 : smaller(passed, frames);
+}
+
+static const char *const UNSPACED[] = {"zh", "ja", "th", "lo", "my", "yue"}; /* languages whose words no spaces part */
+
+static double hundredths(double seconds)
+{
+    return rint(seconds * 100) / 100;
+}
+
+static const char *language_of(const listener *e)
+{
+    return e->config->languages ? hearing_name(e->config, (uint32_t)e->language) : "en";
+}
+
+/* The first words after a pause do not reach into it. */
+static void shorten_first(timed_word *words, uint32_t count, double ended, double median)
+{
+    const double most = 2 * median;
+    timed_word *second = count > 1 ? words + 1 : NULL;
+    if (words->end - ended <= 4 * median)
+        return;
+    if (words->end - words->start > most || (second && second->end - words->start > 2 * most)) {
+        if (second && second->end - second->start > most)
+            second->start = words->end = second->end / 2 > second->end - most ? second->end / 2 : second->end - most;
+        words->start = words->end > most ? words->end - most : 0;
+    }
+}
+
+/* Times of a segment are those of its words, unless a first or last word is much longer than the segment says. */
+static void settle(part *own, timed_word *words, uint32_t count, double median)
+{
+    timed_word *first = words, *last = words + count - 1;
+    if (own->start < first->end && own->start - 0.5 > first->start) {
+        const double start = first->end - median < own->start ? first->end - median : own->start;
+        first->start = start > 0 ? start : 0;
+    } else {
+        own->start = first->start;
+    }
+    if (own->end > last->start && own->end + 0.5 < last->end)
+        last->end = last->start + median > own->end ? last->start + median : own->end;
+    else
+        own->end = last->end;
+}
+
+/* Finds when words were said, and from them, when segments were, and where the next window begins. */
+static edge_finish time_words(edge_session *s, const int32_t *opening, uint32_t opening_count, uint32_t frames, uint32_t *passed)
+{
+    listener *e = s->ears;
+    const int32_t eot = (int32_t)e->config->eot, first = (int32_t)e->config->first_timestamp, *tokens = e->found.tokens;
+    uint32_t count = 0, taken = 0;
+    for (uint32_t i = 0; i < e->part_count; i++)
+        for (uint32_t at = e->parts[i].first; at < e->parts[i].last; at++)
+            if (tokens[at] < eot)
+                e->spoken[count] = tokens[at], e->logprobs[count++] = e->found.logprobs[at];
+    const char *language = language_of(e);
+    bool spaces = true;
+    for (size_t i = 0; i < sizeof UNSPACED / sizeof *UNSPACED; i++)
+        spaces = spaces && !same(language, UNSPACED[i]);
+    timed_words words;
+    const edge_finish reason = align_words(e->aligner, s, e->stem_data, opening, opening_count, e->spoken, e->logprobs, count,
+                                           frames, spaces, &words);
+    if (reason)
+        return reason;
+    const uint32_t found = words.count;
+    e->words = words.each;
+    const double median = typical_length(e->aligner, e->words, found);
+    double until = 0;
+    for (uint32_t i = 0; i < e->part_count; i++) {
+        part *own = e->parts + i;
+        uint32_t wanted = 0, held = 0;
+        for (uint32_t at = own->first; at < own->last; at++)
+            wanted += tokens[at] < eot;
+        own->start = hundredths(e->offset + own->start), own->end = hundredths(e->offset + own->end);
+        own->first_word = taken;
+        for (; taken < found && held < wanted; taken++) {
+            timed_word *w = e->words + taken;
+            held += w->last - w->first;
+            w->start = hundredths(e->offset + w->start), w->end = hundredths(e->offset + w->end);
+        }
+        own->words = taken - own->first_word;
+        if (own->words) {
+            shorten_first(e->words + own->first_word, own->words, e->ended, median);
+            settle(own, e->words + own->first_word, own->words, median);
+            e->ended = own->end;
+        }
+        until = own->end;
+        own->start -= e->offset, own->end -= e->offset;
+    }
+    const uint32_t all = e->found.count;
+    const bool ended = all > 1 && tokens[all - 1] >= first && tokens[all - 2] < first;
+    if (!ended && until > e->offset) { /* the words' times are closer to the truth */
+        const double own = rint((until - e->offset) * ((double)SOUND_RATE / MEL_HOP));
+        *passed = own < 1 ? 1 : own < frames ? (uint32_t)own : frames;
+    }
+    return EDGE_GOING;
 }
 
 static edge_finish decode(edge_session *s, uint32_t frames)
@@ -245,7 +355,10 @@ static edge_finish decode(edge_session *s, uint32_t frames)
         return reason;
     e->offset = (double)e->seek * ((double)MEL_HOP / SOUND_RATE);
     e->part_count = e->next = 0;
-    e->seek += e->found.silent ? frames : divide(e, frames);
+    uint32_t passed = e->found.silent ? frames : divide(e, frames);
+    if (e->by_words && !e->found.silent && (reason = time_words(s, opening, count, frames, &passed)))
+        return reason;
+    e->seek += passed;
     if (!e->found.silent && (!e->continued || e->found.temperature > FORGOTTEN))
         e->before_count = 0;
     return EDGE_GOING;
@@ -278,12 +391,7 @@ static edge_finish hear_window(edge_session *s, bool *heard)
 
 /* ---- edge_hear ------------------------------------------------------------------------------------------------------ */
 
-static double hundredths(double seconds)
-{
-    return rint(seconds * 100) / 100;
-}
-
-/* Fills in the next segment of the window that says something. */
+/* Fills in the next segment of the window that says something; words NULL: the file is damaged. */
 static bool next_segment(edge_session *s, edge_segment *segment)
 {
     listener *e = s->ears;
@@ -296,6 +404,8 @@ static bool next_segment(edge_session *s, edge_segment *segment)
         stripped(e->text, &left);
         if (!left || start >= stop)
             continue;
+        if (e->by_words && !(segment->words = words_in_json(e->aligner, e->words + own->first_word, own->words)))
+            return true;
         e->text[length] = 0;
         if (e->continued && e->found.temperature <= FORGOTTEN) {
             prompt_ids to = {e, s->model->config->context / 2 - 1};
@@ -312,11 +422,6 @@ static bool next_segment(edge_session *s, edge_segment *segment)
         return true;
     }
     return false;
-}
-
-static const char *language_of(const listener *e)
-{
-    return e->config->languages ? hearing_name(e->config, (uint32_t)e->language) : "en";
 }
 
 static edge_status check_samples(const float *samples, size_t count, edge_error *error)
@@ -339,7 +444,7 @@ static int64_t hear(edge_session *s, const float *samples, size_t count, edge_se
         return status;
     if (!count)
         windows_end(e->windows);
-    *segment = (edge_segment){.size = segment->size, .text = "", .language = language_of(e)};
+    *segment = (edge_segment){.size = segment->size, .text = "", .words = "", .language = language_of(e)};
     while (!next_segment(s, segment)) {
         bool heard;
         if ((reason = hear_window(s, &heard)))
@@ -349,6 +454,9 @@ static int64_t hear(edge_session *s, const float *samples, size_t count, edge_se
         if (!heard)
             taken += windows_take(e->windows, e->seek, samples + taken, count - taken);
     }
+    const bool damaged = !segment->words;
+    if (damaged)
+        segment->words = "", reason = EDGE_INTERRUPTED;
     segment->language = language_of(e);
     segment->heard = hundredths(windows_seconds(e->windows));
     segment->finish = reason;
@@ -356,6 +464,8 @@ static int64_t hear(edge_session *s, const float *samples, size_t count, edge_se
         e->listening = false;
         context_end(s);
     }
+    if (damaged)
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (texts of its tokens): copy or export it again");
     return (int64_t)taken;
 }
 

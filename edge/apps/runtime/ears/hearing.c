@@ -58,5 +58,5 @@ const hearing_config *model_hearing(const edge_model *model)
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         if (tokens[i] >= own->vocab)
             return NULL;
-    return own->context >= 8 && own->capacity >= own->context && is_whole(c, size, own->vocab) ? c : NULL;
+    return own->context >= 2 * ALIGNED_TOKENS && own->capacity >= own->context && is_whole(c, size, own->vocab) ? c : NULL;
 }

@@ -51,7 +51,7 @@ void mel_start(mel *m, const float *filters)
     }
 }
 
-/* The discrete Fourier transform of in[0], in[step], …, `count` numbers, by the first factor and those behind it. */
+/* Transforms `count` numbers, in[0], in[step], …: a discrete Fourier transform by mixed factors, the first one first. */
 static void transform(const mel *m, const complex_number *in, complex_number *out, uint32_t count, uint32_t step)
 {
     if (count == 1) {

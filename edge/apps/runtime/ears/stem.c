@@ -70,6 +70,11 @@ static const float *positions_of(const stem_config *c)
     return second_taps(c) + 3 * square(c) + c->hidden;
 }
 
+const float *stem_end(const stem_config *config)
+{
+    return positions_of(config) + (size_t)config->positions * config->hidden;
+}
+
 /* ---- products ------------------------------------------------------------------------------------------------------- */
 
 /* Adds up a panel's columns for four rows. */

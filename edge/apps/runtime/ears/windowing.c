@@ -122,6 +122,11 @@ uint32_t windows_frames(const windows *w, uint64_t seek)
     return frames < w->frames ? (uint32_t)frames : w->frames;
 }
 
+bool windows_go_on(const windows *w, uint64_t end)
+{
+    return (w->start + w->held) / MEL_HOP > end;
+}
+
 double windows_seconds(const windows *w)
 {
     return (double)(w->start + w->held) / SOUND_RATE;

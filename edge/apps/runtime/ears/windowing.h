@@ -13,6 +13,7 @@ size_t windows_take(windows *w, uint64_t seek, const float *samples, size_t coun
 void windows_end(windows *w);                  /* the source has ended */
 bool windows_ready(windows *w, uint64_t seek); /* whether the window from frame `seek` is complete */
 uint32_t windows_frames(const windows *w, uint64_t seek); /* those with sound, of a complete window; 0: the sound has ended */
+bool windows_go_on(const windows *w, uint64_t end); /* whether there is sound from this frame on, of those that were taken */
 double windows_seconds(const windows *w);      /* of sound that were taken */
 uint32_t windows_voices(const windows *w, uint64_t seek, uint32_t frames, const voiced **found);
 /* Returns the samples of mel_write: those of the frames and around them, [MEL_WINDOW - MEL_HOP + MEL_HOP * frames]. The

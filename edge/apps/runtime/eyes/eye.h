@@ -30,8 +30,8 @@ typedef struct {
 
 /* Returns false if section STEM does not have matrix `number` of section EYES. One without rows has no data. */
 bool eyes_matrix_of(const edge_model *file, const eyes_config *c, uint32_t number, uint32_t rows, uint32_t columns, matrix *m);
-/* Writes the cells of a tile of down × across patches, `join` × `join` neighbours side by side, window by window; then the ends of
- * windows, from `first` on, at *windows, which it moves on. Returns the number of patches. */
+/* Writes the cells of a tile of down × across patches, `join` × `join` neighbours side by side, window by window; then
+ * the ends of windows, from `first` on, at *windows, which it moves on. Returns the number of patches. */
 uint32_t order_patches(const eyes_config *c, uint32_t down, uint32_t across, cell *cells, uint32_t first, uint32_t **windows);
 /* Writes the rows of the patches of a tile, `cells` long, [count][stride]. */
 void patch_rows(const eye *e, const pixels *from, uint32_t left, uint32_t top, uint32_t down, uint32_t across, const cell *cells,

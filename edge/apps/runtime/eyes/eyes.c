@@ -122,7 +122,8 @@ static void read_group(const eye *e, const pixels *tiled, const pixels *whole, c
     }
 }
 
-/* Runs a group through all stages; writes the parts of its rows. Returns false if the file was cut short or a thread was lost. */
+/* Runs a group through all stages; writes the parts of its rows. Returns false if the file was cut short or a thread
+ * was lost. */
 static bool run_group(const eye *e, const eyes_layout *layout, const group *g, float *rows)
 {
     const eyes_config *c = e->config;

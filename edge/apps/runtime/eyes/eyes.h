@@ -1,4 +1,4 @@
-/* Pictures to rows: a port of edge/model/towers/ and edge/run/sight.py. Section EYES, made by edge/apps/sections/eyes_file.py, is an
+/* Pictures to rows: a port of edge/model/towers/ and edge/run/senses/sight.py. Section EYES, made by edge/apps/sections/eyes_file.py, is an
  * eyes_config, a stem_matrix for each eyes_matrix, and for each eyes_part_matrix of each part of a row, and eyes_texts, each
  * with \0. model.edge has it, too, so that the tokens of a picture are known without the encoder.
  *

@@ -1,5 +1,5 @@
-/* Which tiles a picture becomes, and the texts around their rows: for each family what its class in edge/model/towers/ does, with
- * the same roundings. */
+/* Which tiles a picture becomes, and the texts around their rows: for each family what its class in edge/model/towers/
+ * does, with the same roundings. */
 #include <math.h>
 #include <string.h>
 
@@ -141,7 +141,7 @@ static void lay_out_lfm2(const eyes_config *c, uint32_t width, uint32_t height, 
 
 /* ---- any shape (Qwen, Gemma 4) ---------------------------------------------------------------------------------------- */
 
-/* Both sides as whole cells, within the limits of pixels. */
+/* Rounds both sides to whole cells, within the limits of the pixels' number. */
 static void lay_out_qwen(const eyes_config *c, uint32_t width, uint32_t height, uint32_t most, eyes_layout *found)
 {
     const uint32_t side = c->join * c->patch;

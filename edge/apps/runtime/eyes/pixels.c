@@ -1,5 +1,5 @@
-/* Resizing is the method of Pillow's Resample.c: rows, then columns, or the other way round, by weights in fixed point of 22 bits,
- * each result rounded to 8 bits. */
+/* Resizing is the method of Pillow's Resample.c: rows, then columns, or the other way round, by weights in fixed point
+ * of 22 bits, each result rounded to 8 bits. */
 #include <math.h>
 #include <string.h>
 

@@ -7,7 +7,7 @@
 #include "eyes.h"
 #include "matrix.h"
 
-typedef struct { matrix norm, norm_bias, one, one_bias, two, two_bias; } projector;
+typedef struct { matrix shift, scale, norm, norm_bias, one, one_bias, two, two_bias; } projector; /* shift, scale: of means */
 
 static uint32_t joined_values(const eyes_config *c)
 {
@@ -21,7 +21,10 @@ static bool find_projector(const edge_model *file, const eyes_config *c, uint32_
     const uint32_t first = EYES_MATRICES + part * EYES_PART_MATRICES, wide = joined_values(c);
     const bool second = own[EYES_PART_TWO].rows;
     const uint32_t between = second ? own[EYES_PART_ONE].rows : c->projected;
-    return between <= MOST_EYE_VALUES && eyes_matrix_of(file, c, first + EYES_PART_NORM, 1, wide, &p->norm)
+    return between <= MOST_EYE_VALUES && eyes_matrix_of(file, c, EYES_MATRIX_SHIFT, 1, c->hidden, &p->shift)
+        && eyes_matrix_of(file, c, EYES_MATRIX_SCALE, 1, c->hidden, &p->scale)
+        && !p->shift.data == !p->scale.data && (c->means || !p->shift.data)
+        && eyes_matrix_of(file, c, first + EYES_PART_NORM, 1, wide, &p->norm)
         && eyes_matrix_of(file, c, first + EYES_PART_NORM_BIAS, 1, wide, &p->norm_bias)
         && eyes_matrix_of(file, c, first + EYES_PART_ONE, between, wide, &p->one) && p->one.data
         && eyes_matrix_of(file, c, first + EYES_PART_ONE_BIAS, 1, between, &p->one_bias)
@@ -31,9 +34,7 @@ static bool find_projector(const edge_model *file, const eyes_config *c, uint32_
 
 bool projector_is_possible(const edge_model *file, const eyes_config *c, uint32_t *widest)
 {
-    matrix shift, scale;
-    bool possible = eyes_matrix_of(file, c, EYES_MATRIX_SHIFT, 1, c->hidden, &shift)
-        && eyes_matrix_of(file, c, EYES_MATRIX_SCALE, 1, c->hidden, &scale) && !shift.data == !scale.data && (c->means || !shift.data);
+    bool possible = true;
     *widest = joined_values(c);
     for (uint32_t part = 0; possible && part < c->parts; part++) {
         projector p;
@@ -50,21 +51,26 @@ static void add_vector(const matrix *m, float *vectors, uint32_t count, size_t s
         matrix_add_row(m, 0, vectors + i * stride);
 }
 
-/* Multiplies by a vector of the file. own: room for it. */
-static void scale_by(const matrix *m, float *values, float *own)
+/* Returns a vector of the file. own: room for it. */
+static const float *read_vector(const matrix *m, float *own)
 {
     memset(own, 0, m->columns * sizeof *own);
     matrix_add_row(m, 0, own);
+    return own;
+}
+
+static void scale_by(const matrix *m, float *values, float *own)
+{
+    const float *by = read_vector(m, own);
     for (uint32_t i = 0; i < m->columns; i++)
-        values[i] *= own[i];
+        values[i] *= by[i];
 }
 
 static void subtract(const matrix *m, float *values, float *own)
 {
-    memset(own, 0, m->columns * sizeof *own);
-    matrix_add_row(m, 0, own);
+    const float *less = read_vector(m, own);
     for (uint32_t i = 0; i < m->columns; i++)
-        values[i] -= own[i];
+        values[i] -= less[i];
 }
 
 /* x / 2 · (1 + erf(x / √2)), by the fit 7.1.26 of Abramowitz and Stegun, as in edge/model/towers/pixels.py. */
@@ -82,9 +88,8 @@ void gelu_erf(float *values, uint32_t count)
 }
 
 /* Writes one vector of the states of a cell's patches. own: room for another. */
-static void join(const eye *e, const float *states, uint32_t stride, float *out, float *own)
+static void join(const eyes_config *c, const projector *p, const float *states, uint32_t stride, float *out, float *own)
 {
-    const eyes_config *c = e->config;
     const uint32_t patches = c->join * c->join;
     if (!c->means) {
         for (uint32_t i = 0; i < patches; i++)
@@ -97,11 +102,10 @@ static void join(const eye *e, const float *states, uint32_t stride, float *out,
             sum += (double)states[(size_t)i * stride + value];
         out[value] = (float)(sum / patches * c->factor);
     }
-    matrix m;
-    if (eyes_matrix_of(e->file, c, EYES_MATRIX_SHIFT, 1, c->hidden, &m) && m.data)
-        subtract(&m, out, own);
-    if (eyes_matrix_of(e->file, c, EYES_MATRIX_SCALE, 1, c->hidden, &m) && m.data)
-        scale_by(&m, out, own);
+    if (p->shift.data) {
+        subtract(&p->shift, out, own);
+        scale_by(&p->scale, out, own);
+    }
 }
 
 static void normalise(const eyes_config *c, const projector *p, float *values, float *own)
@@ -134,7 +138,7 @@ void project_tile(const eye *e, uint32_t part, const float *states, uint32_t str
         count = smaller(BLOCK, each - first);
         for (uint32_t i = 0; i < count; i++) {
             float *joined = e->block + (size_t)i * wide;
-            join(e, states + (size_t)(first + i) * patches * stride, stride, joined, other);
+            join(c, &p, states + (size_t)(first + i) * patches * stride, stride, joined, other);
             normalise(c, &p, joined, other);
         }
         float *in = e->block, *out = other;

@@ -178,8 +178,7 @@ edge_status see_medium(edge_session *s, const edge_source *source, const seen_me
         unmap_memory(shown.rows, bytes);
     }
     encoder_close(e);
-    if (pass_start(s->pass, threads, mask, NULL))
-        pass_start(s->pass, 1, 0, NULL); /* which cannot fail */
+    pass_start_some(s->pass, threads, mask);
     return status;
 }
 

@@ -113,7 +113,6 @@ void arena_forget(gpu_arena *rows); /* drops the tile that was read, after a pas
 void arena_normals(gpu_arena *rows); /* sends the normals of its heads' reflections, if any */
 
 /* gpu_adapter.c */
-uint64_t adapter_bytes(const accelerator *a); /* size of the part of a file that is for GPUs */
 void choose_dispatches(gpu *g);       /* sets `skipped` by `changed` */
 bool read_gpu_adapter(accelerator *a, adapter_source in, void *from, float scale, bool *finite);
 

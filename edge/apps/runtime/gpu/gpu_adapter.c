@@ -1,13 +1,12 @@
 /* LoRA adapters in buffers of the device. The part for GPUs of an adapter's file (edge/apps/sections/adapter_file.py) is a byte for
- * each matrix that may have an adapter, 1 if it has one, and the content of these buffers. Other matrices run their plain
- * dispatches. */
-#include <math.h>
+ * each matrix that may have an adapter, 1 if it has one, zeros up to FLAGS, and the content of these buffers. Other matrices run
+ * their plain dispatches. */
 #include <string.h>
 
 #include "gpu.h"
 #include "rows.h"
 
-enum { PIECE = 16 << 10 }; /* bytes per write */
+enum { PIECE = 16 << 10, FLAGS = GPU_ALIGNMENT }; /* bytes per write; of which the flags are a multiple */
 
 static const gpu_adapted *matrices_of(const gpu *g)
 {
@@ -23,15 +22,6 @@ static uint64_t buffer_bytes(const gpu *g, uint32_t number)
 static bool begins_buffer(const gpu *g, uint32_t i)
 {
     return !i || matrices_of(g)[i].buffer != matrices_of(g)[i - 1].buffer;
-}
-
-uint64_t adapter_bytes(const accelerator *a)
-{
-    const gpu *g = (const gpu *)a;
-    uint64_t bytes = g->config->adapted;
-    for (uint32_t i = 0; i < g->config->adapted; i++)
-        bytes += begins_buffer(g, i) ? buffer_bytes(g, matrices_of(g)[i].buffer) : 0;
-    return bytes;
 }
 
 void choose_dispatches(gpu *g)
@@ -52,19 +42,8 @@ void choose_dispatches(gpu *g)
 static bool scale_piece(const gpu *g, const gpu_adapted *matrix, uint8_t *piece, uint64_t at, uint64_t size, float scale)
 {
     uint64_t first = matrix->at > at ? matrix->at : at, end = matrix->at + matrix->size;
-    bool finite = true, exact = g->model->config->kv_dtype == KV_F32;
     end = end < at + size ? end : at + size;
-    for (uint64_t value = first; value < end; value += exact ? sizeof(float) : sizeof(uint16_t)) {
-        uint8_t *place = piece + (value - at);
-        float scaled;
-        uint16_t half;
-        memcpy(exact ? (void *)&scaled : (void *)&half, place, exact ? sizeof scaled : sizeof half);
-        scaled = (exact ? scaled : rows_from_half(half)) * scale;
-        half = rows_to_half(scaled);
-        finite = finite && isfinite(exact ? scaled : rows_from_half(half));
-        memcpy(place, exact ? (const void *)&scaled : (const void *)&half, exact ? sizeof scaled : sizeof half);
-    }
-    return finite;
+    return first >= end || rows_scale(piece + (first - at), end - first, g->model->config->kv_dtype == KV_F32, scale);
 }
 
 /* Reads the buffer of matrix `first`, which may hold further matrices. */
@@ -73,7 +52,7 @@ static bool read_buffer(gpu *g, uint32_t first, adapter_source in, void *from, f
     const gpu_adapted *matrices = matrices_of(g);
     uint32_t buffer = matrices[first].buffer;
     uint64_t size = buffer_bytes(g, buffer);
-    uint8_t piece[PIECE];
+    _Alignas(FLAGS) uint8_t piece[PIECE];
     for (uint64_t at = 0; at < size; at += PIECE) {
         uint64_t count = size - at < PIECE ? size - at : PIECE;
         if (!in(from, piece, count))
@@ -88,12 +67,14 @@ static bool read_buffer(gpu *g, uint32_t first, adapter_source in, void *from, f
 bool read_gpu_adapter(accelerator *a, adapter_source in, void *from, float scale, bool *finite)
 {
     gpu *g = (gpu *)a;
-    bool whole = !in || in(from, g->changed, g->config->adapted);
+    uint32_t count = g->config->adapted;
+    uint8_t padding[FLAGS];
+    bool whole = !in || (in(from, g->changed, count) && in(from, padding, (FLAGS - count % FLAGS) % FLAGS));
     *finite = true;
-    for (uint32_t i = 0; in && whole && i < g->config->adapted; i++)
+    for (uint32_t i = 0; in && whole && i < count; i++)
         whole = !begins_buffer(g, i) || read_buffer(g, i, in, from, scale, finite);
     if (!in || !whole)
-        memset(g->changed, 0, g->config->adapted);
+        memset(g->changed, 0, count);
     choose_dispatches(g);
     return whole;
 }

@@ -129,7 +129,8 @@ void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t siz
         g->driver->read(g, buffer, offset, data, size);
 }
 
-/* Submits the dispatches of a chunk in parts that take about SENT_S, since submitted work cannot be cancelled. */
+/* Submits the dispatches of a chunk in parts that take about SENT_S, since submitted work cannot be cancelled. A chunk that
+ * changes fixed states runs to its end: half of one cannot be taken back. */
 bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
 {
     const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;
@@ -142,7 +143,7 @@ bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
         g->driver->wait(g);
         double each = (now_seconds() - began) / (end - at);
         g->sent = each * 2 * (end - at) < SENT_S ? 2 * (end - at) : each < SENT_S ? (uint32_t)(SENT_S / each) : 1;
-        if (end < own->count && __atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
+        if (end < own->count && !g->model->config->states && __atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
             return false;
     }
     return true;

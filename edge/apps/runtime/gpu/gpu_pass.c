@@ -181,6 +181,18 @@ static accelerator_answer run(accelerator *a, const pass_input *input, float *lo
     return g->failure ? DECLINED : COMPLETED;
 }
 
+static void read_states(accelerator *a, float *states)
+{
+    gpu *g = (gpu *)a;
+    gpu_read(g, g->config->states, 0, states, g->model->config->states * sizeof *states);
+}
+
+static void write_states(accelerator *a, const float *states)
+{
+    gpu *g = (gpu *)a;
+    gpu_write(g, g->config->states, 0, states, g->model->config->states * sizeof *states, true);
+}
+
 static edge_status open(accelerator *a, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
     gpu *g = (gpu *)a;
@@ -200,6 +212,6 @@ static const char *name(const accelerator *a) { return ((const gpu *)a)->name; }
 
 const accelerator_kind edge_gpu = {
     .engine = EDGE_ENGINE_GPU, .called = "the GPU", .picks = true, .layout = layout, .run = run, .rows = rows_of,
-    .open = open, .close = close, .failure = failure, .bytes = bytes, .name = name, .adapter_bytes = adapter_bytes,
+    .read_states = read_states, .write_states = write_states, .open = open, .close = close, .failure = failure, .bytes = bytes, .name = name,
     .adapt = read_gpu_adapter,
 };

@@ -69,7 +69,7 @@ static uint32_t frame_of(automaton *a, uint32_t node, uint32_t count, uint32_t p
 
 /* ---- a state ---------------------------------------------------------------------------------------------------- */
 
-/* Follows a node later, unless that has been done, or nothing comes to an end behind it. */
+/* Queues a node, unless it was queued before or no text can end behind it. */
 static void follow(automaton *a, uint32_t node, uint32_t within)
 {
     if (a->r->shortest[node] == UNREACHABLE || a->full)

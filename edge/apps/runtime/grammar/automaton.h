@@ -20,7 +20,7 @@ typedef struct { uint32_t first, count; bool accepts; } state; /* accepts: the a
 
 typedef struct automaton automaton;
 automaton *automaton_layout(arena *from);
-/* Returns the state in which `start`, of finished rules, is to be matched; DEAD if the limits above do not suffice. */
+/* Returns the state before the first byte of rule `start`; DEAD beyond the limits above. The rules are finished. */
 uint32_t automaton_begin(automaton *a, const rules *r, uint32_t start);
 const rules *automaton_rules(const automaton *a);
 /* Returns the state behind a byte. DEAD, and *full: the tables are full, call automaton_forget. */

@@ -49,12 +49,12 @@ void constraint_free(constraint *c)
 
 uint64_t constraint_bytes(const constraint *c)
 {
-    return c ? c->size : 0;
+    return c->size;
 }
 
 bool constraint_holds(const constraint *c)
 {
-    return c && c->holds;
+    return c->holds;
 }
 
 static edge_status finish(constraint *c, edge_error *error)

@@ -9,7 +9,7 @@
 typedef struct constraint constraint;
 /* Returns NULL without memory. marks: tokens that only grammars of calls name. */
 constraint *constraint_make(const vocabulary *in, const int32_t *marks, uint32_t mark_count);
-void constraint_free(constraint *c);               /* c: may be NULL, as in the next two */
+void constraint_free(constraint *c);               /* c: may be NULL */
 uint64_t constraint_bytes(const constraint *c);
 bool constraint_holds(const constraint *c);        /* whether answers have a form */
 /* Sets the form; if it is refused, answers have none. */
@@ -20,9 +20,9 @@ void constraint_start(constraint *c);              /* begins an answer */
 /* Removes tokens that the form does not allow from logits. Returns whether the answer may end here. *stuck: its tables do not
  * suffice. */
 bool constraint_mask(constraint *c, float *logits, bool *stuck);
-/* Takes an allowed token, or another if the answer cannot end behind it with `left` tokens in all. *ended: nothing can follow. Returns the
- * token that was taken; -1: its tables do not suffice. */
+/* Takes an allowed token, or another if the answer cannot end behind it with `left` tokens in all. *ended: nothing can follow.
+ * Returns the token that was taken; -1: its tables do not suffice. */
 int32_t constraint_take(constraint *c, int32_t token, uint32_t left, bool *ended);
-bool constraint_closed(const constraint *c); /* whether that was so in this answer */
+bool constraint_closed(const constraint *c); /* whether constraint_take has put other tokens in place of this answer's */
 
 #endif

@@ -5,6 +5,20 @@
 #include "rules.h"
 #include "utf8.h"
 
+static const char LETTERS[] = "bfnrt\"\\/", MEANT[] = "\b\f\n\r\t\"\\/";
+
+char json_letter(int c)
+{
+    const char *found = c && c != '/' ? strchr(MEANT, c) : NULL;
+    return found ? LETTERS[found - MEANT] : 0;
+}
+
+char json_meant(int letter)
+{
+    const char *found = letter ? strchr(LETTERS, letter) : NULL;
+    return found ? MEANT[found - LETTERS] : 0;
+}
+
 typedef struct { json_tree *tree; const char *text; size_t length, at; edge_status status; edge_error *error; } reading;
 
 json_tree *json_layout(arena *from)
@@ -63,7 +77,6 @@ static int32_t escaped_point(reading *in)
 
 static void string(reading *in, const char **text, uint32_t *length)
 {
-    static const char names[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     json_tree *tree = in->tree;
     char *start = tree->bytes + tree->used, *out = start;
     for (in->at++;;) {
@@ -79,9 +92,9 @@ static void string(reading *in, const char **text, uint32_t *length)
             *out++ = (char)c;
             continue;
         }
-        const char *found = in->at < in->length && in->text[in->at] ? strchr(names, in->text[in->at]) : NULL;
-        if (found) {
-            *out++ = meant[found - names];
+        const char meant = in->at < in->length ? json_meant(in->text[in->at]) : 0;
+        if (meant) {
+            *out++ = meant;
             in->at++;
             continue;
         }
@@ -97,33 +110,44 @@ static void string(reading *in, const char **text, uint32_t *length)
     tree->used += *length;
 }
 
-static size_t digits(reading *in)
+static size_t digits_of(const char *text, size_t length)
 {
-    size_t from = in->at;
-    while (in->at < in->length && in->text[in->at] >= '0' && in->text[in->at] <= '9')
-        in->at++;
-    return in->at - from;
+    size_t count = 0;
+    while (count < length && text[count] >= '0' && text[count] <= '9')
+        count++;
+    return count;
+}
+
+bool json_is_number(const char *text, size_t length)
+{
+    size_t at = length && text[0] == '-', count = digits_of(text + at, length - at);
+    if (!count || (count > 1 && text[at] == '0'))
+        return false;
+    at += count;
+    if (at < length && text[at] == '.') {
+        count = digits_of(text + at + 1, length - at - 1);
+        if (!count)
+            return false;
+        at += 1 + count;
+    }
+    if (at < length && (text[at] | 32) == 'e') {
+        at++;
+        at += at < length && (text[at] == '+' || text[at] == '-');
+        count = digits_of(text + at, length - at);
+        if (!count)
+            return false;
+        at += count;
+    }
+    return at == length;
 }
 
 static void number(reading *in, json_value *value)
 {
-    size_t from = in->at;
-    accept(in, '-');
-    bool zero = in->at < in->length && in->text[in->at] == '0', well = zero ? ++in->at : digits(in);
-    if (well && in->at < in->length && in->text[in->at] == '.') {
-        in->at++;
-        well = digits(in);
-    }
-    if (well && in->at < in->length && (in->text[in->at] | 32) == 'e') {
-        in->at++;
-        if (in->at < in->length && (in->text[in->at] == '+' || in->text[in->at] == '-'))
-            in->at++;
-        well = digits(in);
-    }
-    if (!well)
+    value->text = in->text + in->at;
+    for (; in->at < in->length && in->text[in->at] && strchr("+-.0123456789eE", in->text[in->at]); in->at++)
+        value->length++;
+    if (!json_is_number(value->text, value->length))
         fail(in, "an unknown value");
-    value->text = in->text + from;
-    value->length = (uint32_t)(in->at - from);
 }
 
 static uint32_t read_value(reading *in, int depth);
@@ -163,7 +187,7 @@ static void inside(reading *in, uint32_t parent, char end, int depth)
 
 static uint32_t read_value(reading *in, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"};
+    static const char words[][6] = {"null", "false", "true"};
     json_tree *tree = in->tree;
     if (tree->count == MOST_VALUES || depth > DEEPEST_JSON) {
         if (!in->status)

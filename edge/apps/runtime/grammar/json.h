@@ -31,6 +31,9 @@ uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, si
 uint32_t json_named(const json_tree *tree, uint32_t object, const char *key);
 /* The value within `root` that a reference such as #/$defs/a names; 0: there is none. */
 uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *reference);
+bool json_is_number(const char *text, size_t length);
+char json_letter(int c);      /* the letter of its escape, such as n; 0: it has none, or needs none */
+char json_meant(int letter);  /* the character of an escape; 0: there is none with this letter */
 bool json_is(const json_value *string, const char *text);
 bool json_equal(const json_tree *tree, uint32_t one, uint32_t other);
 

@@ -17,8 +17,8 @@ bool mask_accept(mask *m, int32_t token); /* which is allowed */
 bool mask_logits(mask *m, float *logits);
 bool mask_complete(const mask *m); /* whether the answer may end here */
 bool mask_ended(const mask *m);    /* whether nothing can follow */
-/* An allowed token, if the answer can end behind it with `left` tokens in all; otherwise the next one of a short way to its end,
- * if that is short enough. */
+/* An allowed token, if the answer can end behind it with `left` tokens in all; otherwise the next one of a short way to
+ * its end, if that is short enough. */
 int32_t mask_within(mask *m, int32_t token, uint32_t left);
 
 #endif

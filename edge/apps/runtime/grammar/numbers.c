@@ -1,4 +1,4 @@
-/* JSON numbers between bounds: digit by digit, as far as a number's beginning equals a bound's. */
+/* Rules of JSON numbers between bounds: digit by digit, while a number begins as a bound does. */
 #include <string.h>
 
 #include "numbers.h"

@@ -1,6 +1,7 @@
 /* Building the rules of a grammar. */
 #include <string.h>
 
+#include "json.h"
 #include "rules.h"
 
 rules *rules_layout(arena *from)
@@ -162,12 +163,9 @@ uint32_t rules_points(rules *r, const point_range *ranges, uint32_t count, uint3
 
 uint32_t rules_json(rules *r, uint8_t c, uint32_t next)
 {
-    static const char names[] = "bfnrt\"\\", meant[] = "\b\f\n\r\t\"\\", digits[] = "0123456789abcdef";
-    const char *name = c ? strchr(meant, c) : NULL;
-    char written[] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
-    if (name)
-        written[1] = names[name - meant];
-    return json_escapes(c) ? rules_bytes(r, written, name ? 2 : 6, next) : rules_byte(r, c, c, next);
+    static const char digits[] = "0123456789abcdef";
+    const char letter = json_letter(c), written[] = {'\\', letter ? letter : 'u', '0', '0', digits[c >> 4], digits[c & 15]};
+    return json_escapes(c) ? rules_bytes(r, written, letter ? 2 : 6, next) : rules_byte(r, c, c, next);
 }
 
 static uint32_t hexadecimal(rules *r, uint32_t next)

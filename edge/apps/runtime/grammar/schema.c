@@ -83,7 +83,7 @@ static void check_exclusive(schema *in, uint32_t list)
 
 static void check_keywords(schema *in, uint32_t index)
 {
-    static const char *const unknown[] = {
+    static const char unknown[][22] = {
         "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "contains", "propertyNames",
         "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends", "disallow",
     };

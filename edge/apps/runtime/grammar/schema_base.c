@@ -57,6 +57,16 @@ uint32_t schema_number(schema *in, uint32_t index, const char *key, uint32_t uns
     return number;
 }
 
+void schema_limits(schema *in, const conjunction *of, const char *low, const char *high, uint32_t *least, uint32_t *most)
+{
+    *least = 0, *most = WITHOUT_END;
+    for (uint32_t i = 0; i < of->count; i++) {
+        const uint32_t own = schema_number(in, of->of[i].value, low, 0);
+        *least = *least > own ? *least : own;
+        *most = smaller(*most, schema_number(in, of->of[i].value, high, WITHOUT_END));
+    }
+}
+
 uint32_t schema_rule(schema *in, const conjunction *of)
 {
     uint32_t hash = of->count;
@@ -78,22 +88,27 @@ uint32_t schema_rule(schema *in, const conjunction *of)
     return rule;
 }
 
-int schema_types(schema *in, uint32_t index)
+int schema_type_named(const json_value *name)
 {
-    static const struct { const char *name; int type; } names[] = {
+    static const struct { char name[8]; uint8_t type; } names[] = {
         {"null", T_NULL}, {"boolean", T_BOOLEAN}, {"integer", T_INTEGER}, {"number", T_INTEGER | T_FRACTION},
         {"string", T_STRING}, {"array", T_ARRAY}, {"object", T_OBJECT},
     };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_is(name, names[i].name))
+            return names[i].type;
+    return 0;
+}
+
+int schema_types(schema *in, uint32_t index)
+{
     uint32_t given = json_named(in->tree, index, "type");
     if (!given)
         return T_ALL;
     const bool several = at(in, given)->kind == JSON_ARRAY;
     int found = 0;
     for (uint32_t each = several ? at(in, given)->child : given; each; each = several ? at(in, each)->next : 0) {
-        int one = 0;
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            if (json_is(at(in, each), names[i].name))
-                one = names[i].type;
+        const int one = schema_type_named(at(in, each));
         if (!one)
             schema_malformed(in, "type");
         found |= one;

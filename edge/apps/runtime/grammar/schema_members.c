@@ -31,14 +31,13 @@ static bool item(schema *in, const conjunction *of, uint32_t place, conjunction 
 
 uint32_t schema_array(schema *in, const conjunction *of, uint32_t next)
 {
-    uint32_t least = 0, most = WITHOUT_END, fixed = 0;
+    uint32_t least, most, fixed = 0;
     conjunction each;
+    schema_limits(in, of, "minItems", "maxItems", &least, &most);
     for (uint32_t i = 0; i < of->count; i++) {
-        uint32_t index = of->of[i].value, low = schema_number(in, index, "minItems", 0), list = json_named(in->tree, index, "prefixItems");
+        uint32_t index = of->of[i].value, list = json_named(in->tree, index, "prefixItems");
         if (!list && (list = json_named(in->tree, index, "items")) && at(in, list)->kind != JSON_ARRAY)
             list = 0;
-        most = smaller(most, schema_number(in, index, "maxItems", WITHOUT_END));
-        least = least > low ? least : low;
         if (list && at(in, list)->count > fixed)
             fixed = at(in, list)->count;
         if (is_true(in, index, "uniqueItems"))
@@ -88,7 +87,7 @@ static member *name_member(schema *in, const char *text, uint32_t length)
 /* Lists the members by all objects' schemas. Returns whether others are forbidden because no schema speaks of them. */
 bool schema_list_members(schema *in, const conjunction *of)
 {
-    static const char *const speaking[] = {"additionalProperties", "patternProperties", "minProperties"};
+    static const char speaking[][21] = {"additionalProperties", "patternProperties", "minProperties"};
     bool named = false, spoken = false;
     in->member_count = 0;
     for (uint32_t i = 0; i < of->count; i++) {
@@ -221,12 +220,8 @@ uint32_t schema_object(schema *in, const conjunction *of, uint32_t next)
     rules *r = in->r;
     conjunction each;
     const bool closed = schema_list_members(in, of);
-    uint32_t least = 0, most = WITHOUT_END, required = 0;
-    for (uint32_t i = 0; i < of->count; i++) {
-        uint32_t low = schema_number(in, of->of[i].value, "minProperties", 0);
-        most = smaller(most, schema_number(in, of->of[i].value, "maxProperties", WITHOUT_END));
-        least = least > low ? least : low;
-    }
+    uint32_t least, most, required = 0;
+    schema_limits(in, of, "minProperties", "maxProperties", &least, &most);
     const uint32_t other = further(in, of, closed), end = mark(in, '}', next);
     for (uint32_t i = 0; i < in->member_count; i++)
         required += in->members[i].required;

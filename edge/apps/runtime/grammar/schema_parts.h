@@ -85,6 +85,8 @@ void schema_refuse(schema *in, const char *what);
 void schema_malformed(schema *in, const char *what);
 /* A whole number of a keyword; `unset` where the schema lacks it. */
 uint32_t schema_number(schema *in, uint32_t index, const char *key, uint32_t unset);
+/* The most of a keyword's whole numbers, and the least of another's: 0, WITHOUT_END where no schema has them. */
+void schema_limits(schema *in, const conjunction *of, const char *low, const char *high, uint32_t *least, uint32_t *most);
 /* Adds a schema to a conjunction, before number `place`. */
 void schema_join(schema *in, conjunction *to, uint32_t index, uint32_t place);
 uint32_t schema_rule(schema *in, const conjunction *of); /* the rule of a conjunction, which is written later */
@@ -93,6 +95,7 @@ static inline uint32_t value(schema *in, const conjunction *of, uint32_t next)
     return rules_call(in->r, schema_rule(in, of), next);
 }
 
+int schema_type_named(const json_value *name);           /* 0: there is none of this name */
 int schema_types(schema *in, uint32_t index);            /* by its `type` */
 /* Values of `enum`, or the one of `const`: the first, and whether others follow. 0: the schema has neither. */
 uint32_t schema_listed(schema *in, uint32_t index, bool *several);

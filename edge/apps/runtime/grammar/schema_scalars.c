@@ -17,7 +17,7 @@ uint32_t schema_name(schema *in, const char *text, uint32_t length, uint32_t nex
 
 uint32_t schema_constant(schema *in, uint32_t index, uint32_t next)
 {
-    static const char *const words[] = {"null", "false", "true"};
+    static const char words[][6] = {"null", "false", "true"};
     const json_value *it = at(in, index);
     if (it->kind <= JSON_TRUE)
         return rules_word(in->r, words[it->kind], next);
@@ -99,53 +99,91 @@ uint32_t schema_numbers(schema *in, const conjunction *of, bool integer, uint32_
 
 /* ---- strings ---------------------------------------------------------------------------------------------------- */
 
-#define HOUR "(?:[01][0-9]|2[0-3])"
-#define DATE "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))" \
-    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
-#define TIME HOUR ":[0-5][0-9]:(?:[0-5][0-9]|60)(?:\\.[0-9]{1,9})?(?:[Zz]|[+-]" HOUR ":[0-5][0-9])"
-#define SPAN "(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
-#define BYTE "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define WORD "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-#define H4 "[0-9A-Fa-f]{1,4}"
-#define V4 BYTE "(?:\\." BYTE "){3}"
+/* Formats by RFC 3339, 5321, 1123, 2673, 4291, 4122, 3986. A byte below ' ' stands for a part with this number. */
+#define HOUR "\1"
+#define DATE "\2"
+#define TIME "\3"
+#define SPAN "\4"
+#define BYTE "\5"
+#define LABEL "\6"
+#define WORD "\7"
+#define HOST "\10"
+#define V4 "\11"
+#define H4 "\12"
+#define HEAD "\13"
+#define TAIL "\14"
+#define UP_TO_9 "\15"
 
-static const char *const FORMATS[][2] = { /* RFC 3339, 5321, 1123, 2673, 4291, 4122, 3986 */
-    {"date-time", DATE "[Tt]" TIME},
-    {"date", DATE},
-    {"time", TIME},
-    {"duration", "P(?:(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)(?:T" SPAN ")?|T" SPAN "|[0-9]{1,9}W)"},
-    {"email", WORD "(?:\\." WORD ")*@" LABEL "(?:\\." LABEL ")*"},
-    {"hostname", LABEL "(?:\\." LABEL ")*"},
-    {"ipv4", V4},
-    {"ipv6", "(?:(?:" H4 ":){7}" H4 "|(?:" H4 ":){1,7}:|(?:" H4 ":){1,6}:" H4 "|(?:" H4 ":){1,5}(?::" H4 "){1,2}|(?:" H4 ":){1,4}(?::" H4 "){1,3}|(?:"
-        H4 ":){1,3}(?::" H4 "){1,4}|(?:" H4 ":){1,2}(?::" H4 "){1,5}|" H4 ":(?::" H4 "){1,6}|:(?::" H4 "){1,7}|::|(?:" H4 ":){6}" V4 "|::(?:[Ff]{4}:)?" V4 ")"},
-    {"uuid", "[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"},
-    {"uri", "[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+"},
-};
+static const char PARTS[] =
+    "(?:[01][0-9]|2[0-3])\0"
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)\0"
+    HOUR ":[0-5][0-9]:(?:[0-5][0-9]|60)(?:\\." UP_TO_9 ")?(?:[Zz]|[+-]" HOUR ":[0-5][0-9])\0"
+    "(?:" UP_TO_9 "H(?:" UP_TO_9 "M(?:" UP_TO_9 "S)?)?|" UP_TO_9 "M(?:" UP_TO_9 "S)?|" UP_TO_9 "S)\0"
+    "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])\0"
+    "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\0"
+    "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+\0"
+    LABEL "(?:\\." LABEL ")*\0"
+    BYTE "(?:\\." BYTE "){3}\0"
+    "[0-9A-Fa-f]{1,4}\0"
+    "(?:" H4 ":)\0"
+    "(?::" H4 ")\0"
+    "[0-9]{1,9}";
+
+static const char FORMATS[] =
+    "date-time\0" DATE "[Tt]" TIME "\0"
+    "date\0" DATE "\0"
+    "time\0" TIME "\0"
+    "duration\0P(?:(?:" UP_TO_9 "Y(?:" UP_TO_9 "M(?:" UP_TO_9 "D)?)?|" UP_TO_9 "M(?:" UP_TO_9 "D)?|" UP_TO_9 "D)(?:T" SPAN ")?|T" SPAN "|" UP_TO_9 "W)\0"
+    "email\0" WORD "(?:\\." WORD ")*@" HOST "\0"
+    "hostname\0" HOST "\0"
+    "ipv4\0" V4 "\0"
+    "ipv6\0(?:" HEAD "{7}" H4 "|" HEAD "{1,7}:|" HEAD "{1,6}:" H4 "|" HEAD "{1,5}" TAIL "{1,2}|" HEAD "{1,4}" TAIL "{1,3}|" HEAD "{1,3}" TAIL "{1,4}|"
+        HEAD "{1,2}" TAIL "{1,5}|" H4 ":" TAIL "{1,6}|:" TAIL "{1,7}|::|" HEAD "{6}" V4 "|::(?:[Ff]{4}:)?" V4 ")\0"
+    "uuid\0[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\0"
+    "uri\0[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\0";
+enum { LONGEST_FORMAT = 1024 }; /* bytes, with all parts */
+
+/* Returns the end of what it wrote: `end` where there is no room for all of it. */
+static char *expand(char *out, const char *end, const char *text)
+{
+    for (; *text && out < end; text++) {
+        if (*text >= ' ') {
+            *out++ = *text;
+            continue;
+        }
+        const char *part = PARTS;
+        for (int number = *text; number > 1; number--)
+            part += strlen(part) + 1;
+        out = expand(out, end, part);
+    }
+    return out;
+}
 
 static bool read_format(schema *in, const json_value *name)
 {
-    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
-        if (json_is(name, FORMATS[i][0])) {
-            regex_read(in->regex, in->r, FORMATS[i][1], strlen(FORMATS[i][1]));
+    char text[LONGEST_FORMAT], *end = text + sizeof text;
+    for (const char *each = FORMATS, *format; *each; each = format + strlen(format) + 1) {
+        format = each + strlen(each) + 1;
+        char *last = json_is(name, each) ? expand(text, end, format) : end;
+        if (last < end) {
+            regex_read(in->regex, in->r, text, (size_t)(last - text));
             return true;
         }
+    }
     rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: format %s", name->text ? name->text : "", name->length);
     return false;
 }
 
 uint32_t schema_text(schema *in, const conjunction *of, uint32_t next)
 {
-    uint32_t least = 0, most = WITHOUT_END, pattern = 0;
+    uint32_t least, most, pattern = 0;
     bool format = false;
+    schema_limits(in, of, "minLength", "maxLength", &least, &most);
     next = mark(in, '"', next);
     for (uint32_t i = 0; i < of->count; i++) {
-        uint32_t index = of->of[i].value, low = schema_number(in, index, "minLength", 0);
-        most = smaller(most, schema_number(in, index, "maxLength", WITHOUT_END));
-        least = least > low ? least : low;
         for (int kind = 0; kind < 2; kind++) {
-            uint32_t found = json_named(in->tree, index, kind ? "format" : "pattern");
+            uint32_t found = json_named(in->tree, of->of[i].value, kind ? "format" : "pattern");
             if (!found || (pattern && json_equal(in->tree, pattern, found)))
                 continue;
             if (at(in, found)->kind != JSON_STRING)
@@ -188,7 +226,7 @@ bool schema_has_constant(schema *in, uint32_t index, uint32_t wanted)
 
 bool schema_fits(schema *in, uint32_t wanted, uint32_t index)
 {
-    static const struct { enum json_kind kind; const char *key; } others[] = { /* which are not looked at */
+    static const struct { uint8_t kind; char key[21]; } others[] = { /* which are not looked at */
         {JSON_STRING, "pattern"}, {JSON_STRING, "format"}, {JSON_NUMBER, "multipleOf"},
         {JSON_ARRAY, "items"}, {JSON_ARRAY, "prefixItems"}, {JSON_ARRAY, "additionalItems"}, {JSON_ARRAY, "minItems"},
         {JSON_ARRAY, "maxItems"}, {JSON_ARRAY, "uniqueItems"},

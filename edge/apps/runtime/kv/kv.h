@@ -3,19 +3,21 @@
 #ifndef EDGE_KV_H
 #define EDGE_KV_H
 
+#include "accelerator.h"
 #include "base.h"
 #include "model.h"
 #include "rows.h"
 
 typedef struct kv kv;
 kv *kv_layout(arena *from, const edge_model *model, bool elsewhere); /* elsewhere: as in rows_layout */
-uint32_t kv_arena(const kv *k, uint32_t number); /* rows of arena 0 or 1: see kv_arenas */
-void kv_attach(kv *k, uint32_t number, rows_device *device); /* the arena's rows are held by the device */
-void kv_clear(kv *k);
+void kv_attach(kv *k, accelerator *device); /* which holds rows and fixed states from now on */
+void kv_clear(kv *k); /* leaves the rows of section PREFIX alone */
+uint32_t kv_prefix(const kv *k); /* rows of section PREFIX, with which every conversation begins */
 
 /* ---- rows in use -------------------------------------------------------------------------------------------------- */
 
-uint32_t kv_length(const kv *k); /* logical rows */
+uint32_t kv_length(const kv *k); /* logical rows, of the head that has most */
+uint32_t kv_used(const kv *k);   /* rows that are not free, of kv_capacity */
 uint32_t kv_free(const kv *k);
 uint32_t kv_capacity(const kv *k);
 int64_t kv_next_position(const kv *k);      /* position of the next token in the lists */
@@ -49,18 +51,33 @@ typedef struct {
     float *states;
 } kv_pointers;
 kv_pointers kv_arguments(kv *k);
+fixed_states *kv_states(kv *k);
+void kv_forget(kv *k, uint32_t count); /* removes the newest rows, whose tokens are not in the states */
 kv_rows *kv_arenas(kv *k); /* [2]: of all layers; or of layers without a ring, and of rings of another shape */
 
 /* ---- eviction ------------------------------------------------------------------------------------------------------ */
 
 void kv_keep(kv *k, const int32_t *rows, uint32_t count); /* evicts all but these rows, ascending; closes gaps in positions */
-/* Evicts different rows in each head: `choose` writes the `count` rows that stay, ascending. rows: room for them. */
-typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
-void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
-void kv_renumber(kv *k); /* gives the rows of each list the positions 0 … length - 1, and rotates their keys */
+void kv_keep_newest(kv *k, uint32_t count); /* as kv_keep, for a cache whose heads have the same rows */
+/* Evicts different rows in each head: `choose` writes the rows that stay, ascending, and returns their number, which differs
+ * from head to head with kvzap alone. rows: [longest_head]. */
+typedef uint32_t (*kv_choice)(void *from, uint32_t head, int32_t *rows);
+void kv_keep_heads(kv *k, kv_choice choose, void *from, int32_t *rows);
+void kv_renumber(kv *k); /* gives the rows of each list positions without gaps, which end alike, and rotates their keys */
 uint32_t kv_heads(const kv *k); /* of layers without a ring */
+uint32_t kv_most(const kv *k); /* the most rows that a head may have */
+/* Likewise, before kv_shrink. */
+static inline uint32_t longest_head(const edge_config *config)
+{
+    const uint32_t most = smaller(LONGEST_SHARE * config->capacity, config->context);
+    const bool uneven = config->policy == POLICY_KVZAP && config->floor < 1;
+    return uneven && most > config->capacity ? most : config->capacity;
+}
+uint32_t kv_head_length(const kv *k, uint32_t head);
 /* For policies that observe: attention and age [length] of a head's rows, in logical order. */
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
+/* For kvzap: the predicted importance of the rows of all heads, [heads][longest_head], in logical order; above 0. */
+void kv_importance(kv *k, float *scores);
 void kv_shrink(kv *k, uint32_t capacity); /* reduces the capacity, at least to the rows in use */
 void kv_release(kv *k); /* returns unused pages to the system; they come back when they are written */
 

@@ -20,6 +20,8 @@ enum {
     BLOCK = 16         /* rows of a head that are saved together */
 };
 
+fixed_states *kv_states(kv *k) { return &k->states; }
+
 static kv_header header_of(const kv *k)
 {
     const kv_part *whole = &k->whole, *ring = &k->ring;
@@ -30,8 +32,10 @@ static kv_header header_of(const kv *k)
 
 static uint64_t part_bytes(const kv_part *p)
 {
-    uint64_t lists = p->heads ? p->lists : 0;
-    return p->length * (lists * 2 * sizeof(int32_t) + p->heads * (rows_bytes(p->rows) + sizeof(float) * p->observed));
+    uint64_t bytes = p->lengths ? sizeof *p->lengths * p->heads : 0;
+    for (uint32_t head = 0; head < p->heads; head++)
+        bytes += length_of(p, head) * (rows_bytes(p->rows) + sizeof(float) * p->observed + (head < p->lists ? 2 * sizeof(int32_t) : 0));
+    return bytes;
 }
 
 uint64_t kv_saved_bytes(const kv *k)
@@ -48,8 +52,8 @@ static bool save_rows(const kv_part *p, bytes_out out, void *to)
     uint8_t row[MOST_BYTES];
     for (uint32_t block = 0; block < p->length; block += BLOCK)
         for (uint32_t head = 0; head < p->heads; head++)
-            for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
-                rows_save(p->rows, p->start + head * p->even + at, row);
+            for (uint32_t at = block; at < length_of(p, head) && at < block + BLOCK; at++) {
+                rows_save(p->rows, start_of(p, head) + at, row);
                 if (!out(to, row, rows_bytes(p->rows)))
                     return false;
             }
@@ -60,10 +64,10 @@ static bool save_lists(const kv *k, const kv_part *p, bytes_out out, void *to)
 {
     bool fine = true;
     for (uint32_t list = 0; fine && p->heads && list < p->lists; list++)
-        fine = out(to, p->physical + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
-               out(to, p->positions + (size_t)list * p->longest, sizeof(int32_t) * p->length);
+        fine = out(to, p->physical + (size_t)list * p->longest, sizeof(int32_t) * length_of(p, list)) &&
+               out(to, p->positions + (size_t)list * p->longest, sizeof(int32_t) * length_of(p, list));
     for (uint32_t head = 0; fine && p->observed && head < p->heads; head++)
-        fine = out(to, k->paid + p->start + head * p->even, sizeof(float) * p->length);
+        fine = out(to, k->paid + start_of(p, head), sizeof(float) * p->length);
     return fine;
 }
 
@@ -71,22 +75,25 @@ bool kv_save(const kv *k, bytes_out out, void *to)
 {
     kv_header header = header_of(k);
     uint32_t key = k->whole.rows->shape.key;
-    bool fine = out(to, &header, sizeof header) && save_rows(&k->ring, out, to) && save_rows(&k->whole, out, to) &&
-                save_lists(k, &k->ring, out, to) && save_lists(k, &k->whole, out, to);
+    bool fine = out(to, &header, sizeof header) &&
+                (!k->whole.lengths || out(to, k->whole.lengths, sizeof *k->whole.lengths * k->whole.heads)) &&
+                save_rows(&k->ring, out, to) && save_rows(&k->whole, out, to) && save_lists(k, &k->ring, out, to) && save_lists(k, &k->whole, out, to);
     if (k->known)
         fine = fine && out(to, k->pinned_positions, sizeof(int64_t) * k->known);
     for (uint32_t each = 0; fine && k->known && each < k->whole.heads; each++)
         fine = out(to, k->pinned_keys + (size_t)each * k->pinned * key, sizeof(float) * k->known * key);
-    return fine && out(to, k->states, k->state_bytes);
+    kv_fetch_states(k);
+    return fine && out(to, k->states.values, k->state_bytes);
 }
 
 /* Whether a list names each physical row once, and its positions ascend, or stay in pictures, and are less than `next`. */
 static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
 {
     const int32_t *physical = p->physical + (size_t)list * p->longest, *positions = position_of(p, list, 0);
-    memset(k->occupied, 0, p->length);
-    for (uint32_t row = 0; row < p->length; row++) {
-        if (physical[row] < 0 || (uint32_t)physical[row] >= p->length || k->occupied[physical[row]]++)
+    const uint32_t length = length_of(p, list);
+    memset(k->occupied, 0, length);
+    for (uint32_t row = 0; row < length; row++) {
+        if (physical[row] < 0 || (uint32_t)physical[row] >= length || k->occupied[physical[row]]++)
             return false;
         if (positions[row] <= -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] < positions[row - 1] + !k->model->config->components))
             return false;
@@ -99,10 +106,10 @@ static bool load_rows(const kv_part *p, bytes_in in, void *from)
     uint8_t row[MOST_BYTES];
     for (uint32_t block = 0; block < p->length; block += BLOCK)
         for (uint32_t head = 0; head < p->heads; head++)
-            for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
+            for (uint32_t at = block; at < length_of(p, head) && at < block + BLOCK; at++) {
                 if (!in(from, row, rows_bytes(p->rows)))
                     return false;
-                rows_restore(p->rows, p->start + head * p->even + at, row);
+                rows_restore(p->rows, start_of(p, head) + at, row);
             }
     return true;
 }
@@ -111,23 +118,43 @@ static bool load_lists(kv *k, kv_part *p, bytes_in in, void *from)
 {
     bool fine = true;
     for (uint32_t list = 0; fine && p->heads && list < p->lists; list++)
-        fine = in(from, p->physical + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
-               in(from, p->positions + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
+        fine = in(from, p->physical + (size_t)list * p->longest, sizeof(int32_t) * length_of(p, list)) &&
+               in(from, p->positions + (size_t)list * p->longest, sizeof(int32_t) * length_of(p, list)) &&
                list_is_whole(k, p, list);
     for (uint32_t head = 0; fine && p->observed && head < p->heads; head++)
-        fine = in(from, k->paid + p->start + head * p->even, sizeof(float) * p->length);
+        fine = in(from, k->paid + start_of(p, head), sizeof(float) * p->length);
     if (fine)
         kv_place(k, p);
     return fine;
 }
 
+/* Loads the numbers of rows of all heads, which agree with those of the header, and divides the arena among them. */
+static bool load_lengths(kv_part *p, const kv_header *h, bytes_in in, void *from)
+{
+    uint64_t sum = 0, longest = 0;
+    if (!in(from, p->lengths, sizeof *p->lengths * p->heads))
+        return false;
+    for (uint32_t head = 0; head < p->heads; head++) {
+        if (p->lengths[head] > p->longest || (h->lists == 1 && p->lengths[head] != h->rows))
+            return false;
+        sum += p->lengths[head];
+        longest = p->lengths[head] > longest ? p->lengths[head] : longest;
+    }
+    if (longest != h->rows || sum > (uint64_t)p->heads * p->capacity)
+        return false;
+    if (h->lists > 1)
+        kv_share_out(NULL, p);
+    return true;
+}
+
 static bool load_states(kv *k, bytes_in in, void *from)
 {
-    if (!in(from, k->states, k->state_bytes))
+    if (!in(from, k->states.values, k->state_bytes))
         return false;
-    for (size_t at = 0; at < k->state_bytes / sizeof *k->states; at++)
-        if (!isfinite(k->states[at]))
+    for (size_t at = 0; at < k->state_bytes / sizeof *k->states.values; at++)
+        if (!isfinite(k->states.values[at]))
             return false;
+    kv_send_states(k);
     return true;
 }
 
@@ -137,7 +164,7 @@ static bool header_is_possible(const kv *k, const kv_header *h)
     bool same = h->row_bytes == rows_bytes(whole->rows) && h->ring_row_bytes == rows_bytes(ring->rows) &&
                 h->heads == whole->heads && h->ring_heads == ring->heads && !h->reserved &&
                 h->state_bytes == k->state_bytes;
-    bool lists = h->lists == 1 || (h->lists == whole->heads && whole->observed);
+    bool lists = h->lists == 1 || (h->lists == whole->heads && whole->apart);
     int64_t most = (int64_t)1 << 50; /* far beyond any text */
     return same && lists && h->ring <= ring->capacity && h->known <= k->pinned && h->known <= h->rows &&
            h->lengthened <= (k->model->config->long_from > 0) && h->next >= 0 && h->next <= MOST_POSITIONS &&
@@ -151,14 +178,14 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
     uint32_t key = whole->rows->shape.key;
     kv_clear(k);
     bool fine = in(from, &h, sizeof h) && header_is_possible(k, &h);
-    if (fine && h.rows > whole->capacity)
+    if (fine && h.rows > kv_most(k))
         return edge_fail(error, EDGE_FULL, "the saved state has %d KV rows, and this session room for %d",
-                         (int64_t)h.rows, (int64_t)whole->capacity);
+                         (int64_t)h.rows, (int64_t)kv_most(k));
     if (fine) {
         whole->length = h.rows, whole->lists = h.lists, ring->length = h.ring;
         whole->base = ring->base = h.base, whole->next = ring->next = h.next;
         k->first = h.first, k->lengthened = h.lengthened;
-        fine = load_rows(ring, in, from) && load_rows(whole, in, from) && load_lists(k, ring, in, from) &&
+        fine = (!whole->lengths || load_lengths(whole, &h, in, from)) && load_rows(ring, in, from) && load_rows(whole, in, from) && load_lists(k, ring, in, from) &&
                load_lists(k, whole, in, from) &&
                (!h.known || in(from, k->pinned_positions, sizeof(int64_t) * h.known));
     }

@@ -1,35 +1,32 @@
-/* Chooses the rows that stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink
- * and make_room in edge/run/sequences/sequence.py. */
+/* Chooses the rows that stay when the cache is full: a port of edge/kv/{full,streaming,window}.py and of shrink and make_room
+ * in edge/run/sequences/rows.py. Policies that rank rows are in scores.c. */
+#include "bundle.h"
 #include "given.h"
 #include "kv.h"
 #include "policy.h"
+#include "scores.h"
 
-#include <math.h>
 #include <string.h>
 
 struct policy {
     const edge_config *config;
-    int32_t *rows, *ages; /* [capacity] */
-    float *paid;
-    uint32_t *ranks, pinned;
+    int32_t *rows;     /* [capacity] */
+    scores *ranked;    /* NULL: the policy ranks no rows */
+    uint32_t pinned;
     uint16_t *shown;   /* [capacity]: pictures of rows; NULL: the bundle has no eyes */
     uint8_t *kept;     /* [capacity] */
     uint32_t pictures; /* the highest of the conversation's */
     struct { uint32_t rows, chosen; bool must, done; } *each; /* [MOST_PICTURES + 1] */
 };
 
-typedef struct { policy *policy; const kv *cache; uint32_t length, budget; } eviction;
-
 policy *policy_layout(arena *from, const edge_model *model)
 {
     const edge_config *config = model->config;
-    uint32_t observed = config->policy == POLICY_H2O ? config->capacity : 0;
     policy counted = {0}, *taken = take(from, sizeof *taken), *p = taken ? taken : &counted;
     p->config = config;
     p->rows = take(from, sizeof *p->rows * config->capacity);
-    p->ages = take(from, sizeof *p->ages * observed);
-    p->paid = take(from, sizeof *p->paid * observed);
-    p->ranks = take(from, sizeof *p->ranks * observed);
+    const bool ranks = EDGE_SCORES && (config->policy == POLICY_H2O || config->policy == POLICY_KVZAP);
+    p->ranked = ranks ? EDGE_SCORES->layout(from, model) : NULL;
     const bool sees = model->sizes[SECTION_EYES];
     p->shown = take(from, sees ? sizeof *p->shown * config->capacity : 0);
     p->kept = take(from, sees ? config->capacity : 0);
@@ -52,57 +49,6 @@ void policy_pin(policy *p, uint32_t count, uint32_t capacity)
     p->pinned = count > p->config->sinks ? count : p->config->sinks;
 }
 
-/* Maps a score to an integer that is smaller for better rows. */
-static uint32_t rank(float score)
-{
-    uint32_t bits;
-    score = 0 - score; /* also turns −0 into 0 */
-    memcpy(&bits, &score, 4);
-    return score != score ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000;
-}
-
-/* The count-th smallest rank, by radix selection. below: the number of smaller ranks. */
-static uint32_t select_rank(const uint32_t *ranks, uint32_t length, uint32_t count, uint32_t *below)
-{
-    uint32_t found = 0, mask = 0;
-    *below = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        uint32_t counts[256] = {0}, byte = 0;
-        for (uint32_t row = 0; row < length; row++)
-            if ((ranks[row] & mask) == found)
-                counts[ranks[row] >> shift & 255]++;
-        while (*below + counts[byte] < count)
-            *below += counts[byte++];
-        found |= byte << shift, mask |= 255u << shift;
-    }
-    return found;
-}
-
-/* Keeps the pinned rows, the last ones, and of the others those with the most attention for their age; among equals the
- * oldest. */
-static void choose_heavy(void *from, uint32_t head, int32_t *rows)
-{
-    const eviction *e = from;
-    policy *p = e->policy;
-    uint32_t first = smaller(p->pinned, e->budget), below, kept = 0;
-    uint32_t last = smaller((uint32_t)(p->config->recent * e->budget), e->budget - first);
-    float aging = (float)p->config->aging;
-    kv_attention(e->cache, head, p->paid, p->ages);
-    for (uint32_t row = 0; row < e->length; row++) {
-        float age = (float)(p->ages[row] > 1 ? p->ages[row] : 1);
-        float divisor = aging == 1 ? age : (float)exp((double)aging * log((double)age));
-        bool protected = row < first || row >= e->length - last;
-        p->ranks[row] = protected ? rank(INFINITY) : rank(p->paid[row] / divisor);
-    }
-    if (!e->budget)
-        return;
-    uint32_t worst = select_rank(p->ranks, e->length, e->budget, &below);
-    uint32_t equal = e->budget - below; /* rows of this rank to keep */
-    for (uint32_t row = 0; row < e->length && kept < e->budget; row++)
-        if (p->ranks[row] < worst || (p->ranks[row] == worst && equal && equal--))
-            rows[kept++] = (int32_t)row;
-}
-
 /* ---- pictures -------------------------------------------------------------------------------------------------------- */
 
 void policy_show(policy *p, uint32_t row, uint32_t picture)
@@ -120,7 +66,8 @@ void policy_forget(policy *p)
 
 uint32_t policy_picture(const policy *p, uint32_t row) { return p->pictures ? p->shown[row] : 0; }
 
-/* Of the pictures left, the next to keep: those that must stay, then those of which most was chosen, then the latest; 0: none. */
+/* Of the pictures left, the next to keep: those that must stay, then those of which most was chosen, then the latest;
+ * 0: none. */
 static uint32_t next_picture(const policy *p)
 {
     uint32_t best = 0;
@@ -194,16 +141,15 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
     uint32_t length = kv_length(k), pinned = smaller(p->pinned, budget);
     if (length <= budget || !policy_evicts(p))
         return 0;
-    if (policy_observes(p)) {
-        eviction e = {p, k, length, budget};
-        kv_keep_heads(k, budget, choose_heavy, &e, p->rows);
+    if (p->ranked) {
+        const uint32_t evicted = EDGE_SCORES->evict(p->ranked, k, budget, p->pinned);
         if (kv_next_position(k) + kv_free(k) > p->config->context) /* otherwise gaps may stay open */
             kv_renumber(k);
-    } else {
-        for (uint32_t row = 0; row < budget; row++)
-            p->rows[row] = (int32_t)(row < pinned ? row : row + length - budget);
-        kv_keep(k, p->rows, p->pictures ? keep_whole(p, length, budget) : budget);
+        return evicted;
     }
+    for (uint32_t row = 0; row < budget; row++)
+        p->rows[row] = (int32_t)(row < pinned ? row : row + length - budget);
+    kv_keep(k, p->rows, p->pictures ? keep_whole(p, length, budget) : budget);
     return length - kv_length(k);
 }
 

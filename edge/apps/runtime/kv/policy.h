@@ -16,8 +16,8 @@ void policy_pin(policy *p, uint32_t count, uint32_t capacity);
 uint32_t policy_pinned(const policy *p);
 uint32_t evicted_share(uint32_t rows); /* rows that a full cache of `rows` frees at once */
 uint32_t least_rows(uint32_t pinned);  /* smallest cache: the pinned rows, as many recent ones, and a few to write to */
-/* Notes the pictures of rows: a row's, from 1 on, 0 for text; policy_forget: all rows are gone. A picture's rows stay together, or
- * leave together. */
+/* Notes the pictures of rows: a row's, from 1 on, 0 for text; policy_forget: all rows are gone. A picture's rows stay
+ * together, or leave together. */
 void policy_show(policy *p, uint32_t row, uint32_t picture);
 void policy_forget(policy *p);
 uint32_t policy_picture(const policy *p, uint32_t row);

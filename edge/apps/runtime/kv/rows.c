@@ -36,6 +36,20 @@ float rows_from_half(uint16_t half)
     return exponent || !sign ? x : -x;
 }
 
+bool rows_scale(void *values, uint64_t bytes, bool exact, float scale)
+{
+    float *floats = values;
+    uint16_t *halves = values;
+    bool finite = true;
+    for (uint64_t i = 0; exact && i < bytes / sizeof *floats; i++)
+        finite = isfinite(floats[i] *= scale) && finite;
+    for (uint64_t i = 0; !exact && i < bytes / sizeof *halves; i++) {
+        halves[i] = rows_to_half(rows_from_half(halves[i]) * scale);
+        finite = isfinite(rows_from_half(halves[i])) && finite;
+    }
+    return finite;
+}
+
 void rows_layout(arena *from, kv_rows *rows, const edge_model *model, row_shape shape, uint32_t count, bool elsewhere)
 {
     static const uint8_t sizes[] = {4, 2, 1, 1}, scales[] = {0, 0, 1, 2};
@@ -202,14 +216,12 @@ static void reflect(const kv_rows *rows, uint32_t head, const float *x, float *o
         out[at] = x[at] - twice * normal[at];
 }
 
-void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
+/* Decodes a key or value, but leaves int4's transformed. array: KEYS or VALUES. */
+static void decode(const kv_rows *rows, int array, uint32_t row, float *key)
 {
-    if (rows->device) {
-        rows->device->work->key(rows->device, row, head, key);
-        return;
-    }
     size_t stride, scale_stride;
-    const uint8_t *from = element(rows, KEYS, row, &stride), *scale = element(rows, KEY_SCALES, row, &scale_stride);
+    const uint8_t *from = element(rows, array, row, &stride);
+    const uint8_t *scale = element(rows, array + KEY_SCALES, row, &scale_stride);
     float scales[2] = {1, 0}; /* scale and offset */
     uint16_t halves[2];
     if (rows->dtype == KV_INT8)
@@ -219,7 +231,7 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
             memcpy(&halves[each], scale + each * scale_stride, 2);
             scales[each] = rows_from_half(halves[each]);
         }
-    for (uint32_t at = 0; at < rows->widths[KEYS]; at++, from += stride)
+    for (uint32_t at = 0; at < rows->widths[array]; at++, from += stride)
         if (rows->dtype == KV_F32) {
             memcpy(&key[at], from, 4);
         } else if (rows->dtype == KV_F16) {
@@ -231,6 +243,25 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
             key[2 * at] = (float)(*from & 15) * scales[0] + scales[1];
             key[2 * at + 1] = (float)(*from >> 4) * scales[0] + scales[1];
         }
+}
+
+float rows_value_norm(const kv_rows *rows, uint32_t row, float *work)
+{
+    const uint32_t count = rows->widths[VALUES] * (rows->dtype == KV_INT4 ? 2 : 1);
+    double square = 0; /* which the transformation leaves as it is */
+    decode(rows, VALUES, row, work);
+    for (uint32_t at = 0; at < count; at++)
+        square += (double)work[at] * work[at];
+    return (float)sqrt(square);
+}
+
+void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
+{
+    if (rows->device) {
+        rows->device->work->key(rows->device, row, head, key);
+        return;
+    }
+    decode(rows, KEYS, row, key);
     if (rows->dtype == KV_INT4) {
         hadamard(key, rows->shape.key);
         reflect(rows, head, key, key);

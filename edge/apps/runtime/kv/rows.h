@@ -37,10 +37,13 @@ void rows_settle(kv_rows *rows);                                 /* completes th
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* moves neighbouring rows, whole tiles */
 void rows_release(kv_rows *rows, uint32_t first, uint32_t count);            /* returns whole pages to the system */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key); /* decodes a key; head: of all layers' */
+float rows_value_norm(const kv_rows *rows, uint32_t row, float *work);        /* work: [head] */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);   /* encodes a key; may change `key` */
 void rows_written(kv_rows *rows, uint32_t first, uint32_t count);            /* notes rows that compiled code has written */
 float rows_from_half(uint16_t half);
 uint16_t rows_to_half(float x);
+/* Multiplies `bytes` of float32 (exact) or float16 values. Returns false if one overflows. */
+bool rows_scale(void *values, uint64_t bytes, bool exact, float scale);
 size_t rows_bytes(const kv_rows *rows);                                      /* bytes of a row */
 void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);             /* out: rows_bytes */
 void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);

@@ -1,6 +1,5 @@
-/* Reads LoRA adapters, which edge/apps/sections/adapter_file.py writes, into the session's memory. Compiled code uses the offsets in
- * its table unchecked, so that each is checked here against that memory. */
-#include <math.h>
+/* Reads LoRA adapters, which edge/apps/sections/adapter_file.py writes, into the session's memory. Compiled code uses
+ * the offsets in its table unchecked, so that each is checked here against that memory. */
 #include <string.h>
 
 #include "bundle.h"
@@ -12,6 +11,12 @@
 #include "stream.h"
 
 enum { PARTS = 3, TILE_SCALES = TILE * sizeof(float), PIECE = 4096 }; /* PARTS: A, its scales, B */
+
+/* The accelerator that reads its own part of a file; NULL: none. A page's reads it beside the CPU, which may run any pass. */
+static const accelerator_kind *reader(const edge_session *s)
+{
+    return s->accelerator ? s->accelerator->kind : EDGE_PAGE;
+}
 
 static uint64_t part_bytes(const adapted *matrix, int part, uint32_t rank)
 {
@@ -29,14 +34,6 @@ static bool are_within(const adapted *matrix, const int64_t places[PARTS], const
     return true;
 }
 
-static bool scale_floats(float *values, uint64_t count, float scale)
-{
-    bool finite = true;
-    for (uint64_t i = 0; i < count; i++)
-        finite = isfinite(values[i] *= scale) && finite;
-    return finite;
-}
-
 /* Multiplies B by `scale`. Returns false if a value overflows its type. */
 static bool scale_matrix(const adapted *matrix, uint8_t *b, uint32_t rank, float scale)
 {
@@ -44,16 +41,10 @@ static bool scale_matrix(const adapted *matrix, uint8_t *b, uint32_t rank, float
     bool finite = true;
     if (matrix->kind == LORA_I8) { /* each tile is its values, then the scales of its rows */
         for (; size >= tile + TILE_SCALES; size -= tile + TILE_SCALES, b += tile + TILE_SCALES)
-            finite = scale_floats((float *)(void *)(b + tile), TILE, scale) && finite;
+            finite = rows_scale(b + tile, TILE_SCALES, true, scale) && finite;
         return finite;
     }
-    if (matrix->kind == LORA_F32)
-        return scale_floats((float *)(void *)b, size / sizeof(float), scale);
-    for (uint16_t *half = (uint16_t *)(void *)b, *end = half + size / sizeof *half; half < end; half++) {
-        *half = rows_to_half(rows_from_half(*half) * scale);
-        finite = isfinite(rows_from_half(*half)) && finite;
-    }
-    return finite;
+    return rows_scale(b, size, matrix->kind == LORA_F32, scale);
 }
 
 static edge_status check_header(const edge_session *s, const adapter_header *header, edge_error *error)
@@ -69,7 +60,7 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
     if (header->rank > room->rank)
         return edge_fail(error, EDGE_UNSUPPORTED, "the adapter has rank %d, and the bundle room for %d: export it with a "
                          "larger --lora-rank", (int64_t)header->rank, (int64_t)room->rank);
-    if (s->accelerator && header->gpu_bytes != s->accelerator->kind->adapter_bytes(s->accelerator))
+    if (reader(s) && header->gpu_bytes != room->gpu)
         return edge_fail(error, EDGE_UNSUPPORTED, "the adapter is not for the GPU of this bundle: make it for the bundle by "
                          "edge export-adapter");
     if (!header->rank || header->rank % RANK_STEP || header->bytes > room->room)
@@ -130,15 +121,16 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
     uint8_t stored[DIGEST];
     bool finite = true;
     if (s->accelerator)
-        whole = whole && skip(&from, (uint64_t)room->count * PARTS * sizeof(int64_t)) && skip(&from, header.bytes) &&
-                s->accelerator->kind->adapt(s->accelerator, stream_get, &from, scale, &finite);
+        whole = whole && skip(&from, (uint64_t)room->count * PARTS * sizeof(int64_t)) && skip(&from, header.bytes);
     else
-        whole = whole && read_matrices(s, &from, &header) && skip(&from, header.gpu_bytes);
+        whole = whole && read_matrices(s, &from, &header);
+    whole = whole && (reader(s) ? reader(s)->adapt(s->accelerator, stream_get, &from, scale, &finite)
+                                : skip(&from, header.gpu_bytes));
     hash_end(&from.sum, s->adapter.hash);
     if (!whole || !stream_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");
     if (!s->accelerator)
-        finite = scale_matrices(s, &header, scale);
+        finite = scale_matrices(s, &header, scale) && finite;
     if (finite && !s->accelerator)
         pass_adapter(s->pass).table[room->lora_rank] = header.rank;
     if (!finite)
@@ -157,8 +149,8 @@ static void remove_adapter(edge_session *s)
         memset(table + matrices[i].table, 0, PARTS * sizeof *table);
     if (table)
         table[room->lora_rank] = 0;
-    else
-        s->accelerator->kind->adapt(s->accelerator, NULL, NULL, 1, &finite);
+    if (reader(s))
+        reader(s)->adapt(s->accelerator, NULL, NULL, 1, &finite);
     memset(&s->adapter, 0, sizeof s->adapter);
 }
 

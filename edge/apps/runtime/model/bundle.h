@@ -4,12 +4,13 @@
 #define EDGE_BUNDLE_H
 
 #include "accelerator.h"
-#include "assistant.h"
 #include "base.h"
 #include "compose.h"
+#include "drafter.h"
 #include "ears.h"
 #include "embed.h"
 #include "pieces.h"
+#include "scores.h"
 
 /* A compiled pass (backends/tvm/cpu/generator.py). Every thread calls it, and leaves it when the job is QUIT. To thread 0
  * it returns after each job; to the others only after QUIT, but in WebAssembly after each job, since a function that is
@@ -32,7 +33,8 @@ extern const uint8_t EDGE_TRUSTED[32];
 typedef struct { const char *file; const compiled_pass *passes; uint8_t trusted[32]; } encoder_kind;
 
 /* Reads the rows of section TABLE of these tokens into inputs [count][layers][layer_inputs, padded to 16], times
- * sqrt(layer_inputs / 2); of given rows, -1, those of token 0. Returns false if the file was cut short. There is one reader for each block type: table.c. */
+ * sqrt(layer_inputs / 2); of given rows, -1, those of token 0. Returns false if the file was cut short. There is one
+ * reader for each block type: table.c. */
 typedef bool table_reader(const edge_model *model, const int32_t *tokens, uint32_t count, float *inputs);
 extern table_reader *const EDGE_TABLE;
 #define TABLE_READER(name, values, bytes) table_reader table_##name;
@@ -43,6 +45,8 @@ TABLE_TYPES(TABLE_READER)
 typedef edge_status adapter_reader(edge_session *session, const edge_stream *stream, double scale, edge_error *error);
 extern adapter_reader *const EDGE_ADAPTERS;
 adapter_reader read_adapter;
+
+extern const scores_kind *const EDGE_SCORES, edge_scores; /* scores.c, for policies that rank rows */
 
 /* Splits the words of encoders' texts: pieces.c. */
 extern piece_splitter *const EDGE_PIECES;
@@ -69,7 +73,7 @@ typedef struct {
 } sounds_kind;
 extern const sounds_kind *const EDGE_SOUNDS, edge_sounds;
 
-extern const drafter_kind *const EDGE_DRAFTER; /* assistant.c */
+extern const drafter_kind *const EDGE_DRAFTER; /* assistant.c, draft_model.c, mtp_layer.c */
 extern const encoder_kind *const EDGE_DRAFTS;  /* of section DRAFT */
 
 /* Accelerators of a session, and of a page. */

@@ -1,5 +1,5 @@
-/* Maps model.edge, and checks once all that other files rely on: places and checksums of sections, the numbers of CONFIG,
- * and that they agree with the sizes of the other sections. */
+/* Maps model.edge, and checks once all that other files rely on: places and checksums of sections, the numbers of
+ * CONFIG, and that they agree with the sizes of the other sections. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,8 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of the file are used unconverted");
 
 enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 1 << 14,
-       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16, MOST_WIDTH = 1 << 20 };
+       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64,
+       MOST_INPUTS = 1 << 16, MOST_WIDTH = 1 << 20 };
 static const uint64_t MOST_SCRATCH = 1ull << 32; /* elements */
 static const uint64_t MOST_BYTES = 1ull << 48;
 
@@ -62,8 +63,8 @@ static edge_status find_sections(edge_model *model, edge_error *error)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge has version %d, this library reads %d: export both together",
                          (int64_t)header->version, (int64_t)MODEL_VERSION);
     if (header->size != size)
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge has %d bytes and should have %d: copy it again", (int64_t)size,
-                         (int64_t)header->size);
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge has %d bytes and should have %d: copy it again",
+                         (int64_t)size, (int64_t)header->size);
     if (header->sections >= 2 * SECTIONS || header->resident > size
         || header->resident < sizeof *header + header->sections * sizeof(file_section))
         return damaged(error, "its table of sections");
@@ -95,39 +96,123 @@ static bool is_beside(const edge_config *c)
 
 static bool rows_are_possible(const edge_config *c, const row_shape *shape)
 {
-    return within(shape->heads, 1, c->kv_heads) && within(shape->key, c->states ? 0 : 16, c->head) && shape->key % 16 == 0
+    return within(shape->heads, 1, c->kv_heads)
+        && within(shape->key, c->states ? 0 : 16, c->head) && shape->key % 16 == 0
         && shape->value <= c->head && shape->value % 16 == 0;
+}
+
+static bool shape_is_possible(const edge_config *c)
+{
+    return within(c->layers, 1, MOST_LAYERS)
+        && within(c->kv_heads, 1, MOST_HEADS)
+        && within(c->heads, c->kv_heads, MOST_HEADS)
+        && within(c->hidden, 1, MOST_WIDTH)
+        && within(c->head, 16, MOST_HEAD)
+        && c->head % 16 == 0
+        && c->vocab <= MOST_VOCAB
+        && rows_are_possible(c, c->shapes)
+        && rows_are_possible(c, c->shapes + 1)
+        && c->layer_inputs <= MOST_INPUTS
+        && c->encoder <= 1
+        && (!c->encoder || (c->chunk == c->capacity && !c->drafts))
+        && !c->table_type == !c->layer_inputs
+        && c->padded_vocab == whole_tiles(c->vocab)
+        && within(c->context, 1, 1 << 30);
+}
+
+static bool importance_is_possible(const edge_config *c)
+{
+    if (c->policy != POLICY_KVZAP)
+        return !c->ranked;
+    return c->kernel % 2 && c->kernel < MOST_ROWS && within(c->ranked, 1, c->shapes[0].key);
+}
+
+static bool plan_is_possible(const edge_config *c)
+{
+    return within(c->capacity, 1, MOST_ROWS)
+        && within(c->chunk, 1, MOST_TOKENS)
+        && c->chunk <= c->capacity
+        && within(c->threads, 1, MOST_THREADS)
+        && within(c->evict_step, 1, c->capacity)
+        && c->pinned < c->capacity
+        && c->sinks <= c->pinned
+        && c->drafts <= MOST_DRAFTS
+        && (!c->drafts || c->policy != POLICY_H2O)
+        && c->policy <= POLICY_KVZAP
+        && c->kv_dtype <= KV_INT4
+        && importance_is_possible(c);
+}
+
+static bool rings_are_possible(const edge_config *c)
+{
+    const uint64_t cached = (uint64_t)c->layers * c->kv_heads * (c->capacity + 15 + TILE); /* rows of the cache */
+    if (c->windowed > 1 || cached > INT32_MAX)
+        return false;
+    if (is_beside(c) ? c->whole > 1 || c->ringed : !within(c->whole, 1, c->layers) || c->ringed > c->layers - c->whole)
+        return false;
+    if (is_beside(c))
+        return true;
+    if (!c->ringed)
+        return !c->ring_rows && !c->ring_window && !memcmp(c->shapes, c->shapes + 1, sizeof *c->shapes);
+    return c->windowed
+        && within(c->ring_rows, 1, c->capacity)
+        && within(c->ring_window, 1, 1 << 30)
+        && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk);
+}
+
+static bool angles_are_possible(const edge_config *c)
+{
+    return within(c->rope_kinds, 1, MOST_KINDS)
+        && c->long_from <= 1 << 30
+        && c->tempered <= 1
+        && (!c->tempered || (c->temper_period && number_within(c->temper_slope, -1e6, 1e6)));
+}
+
+static bool sampling_is_possible(const edge_config *c)
+{
+    return number_within(c->temperature, 0, 100)
+        && number_within(c->top_p, 0, 1)
+        && number_within(c->min_p, 0, 1)
+        && number_within(c->repeat_penalty, 0.01, 100)
+        && number_within(c->recent, 0, 1)
+        && number_within(c->aging, 0, 1)
+        && number_within(c->floor, 0, 1);
+}
+
+static bool costs_are_possible(const edge_config *c)
+{
+    return number_within(c->core_watts, 0, 1e6)
+        && number_within(c->idle_watts, 0, 1e6)
+        && number_within(c->joules_per_byte, 0, 1)
+        && c->chat <= 1
+        && c->weight_bytes <= MOST_BYTES
+        && c->states < MOST_SCRATCH / sizeof(float)
+        && c->copied <= c->states
+        && c->kv_bytes <= MOST_BYTES
+        && c->scratch_bytes <= MOST_BYTES
+        && c->peak <= MOST_BYTES;
+}
+
+/* Cross attention, and what other passes give to this one or take from it. */
+static bool others_are_possible(const edge_config *c)
+{
+    return c->crossings <= c->layers
+        && c->cross_stride <= MOST_TOKENS
+        && c->cross_stride % TILE == 0
+        && !c->crossings == !c->cross_stride
+        && (c->crossings || !c->cross_slot)
+        && c->deepstack <= c->layers
+        && c->components <= 3
+        && c->beside <= MOST_BYTES
+        && c->taps <= c->layers
+        && c->features <= MOST_WIDTH
+        && !c->features == !c->fuse_slot;
 }
 
 static bool config_is_possible(const edge_config *c)
 {
-    bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
-        && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, MOST_WIDTH)
-        && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && c->vocab <= MOST_VOCAB
-        && rows_are_possible(c, c->shapes) && rows_are_possible(c, c->shapes + 1)
-        && c->layer_inputs <= MOST_INPUTS && c->encoder <= 1 && (!c->encoder || (c->chunk == c->capacity && !c->drafts)) && !c->table_type == !c->layer_inputs
-        && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
-    bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
-        && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
-        && c->sinks <= c->pinned && c->drafts <= MOST_DRAFTS && (!c->drafts || c->policy != POLICY_H2O)
-        && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
-    bool rings = is_beside(c) ? c->whole <= 1 && !c->ringed && c->windowed <= 1 : within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
-        && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
-                            && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
-                      : !c->ring_rows && !c->ring_window && !memcmp(c->shapes, c->shapes + 1, sizeof *c->shapes))
-        && (uint64_t)c->layers * c->kv_heads * (c->capacity + 15) <= INT32_MAX; /* rows of the cache */
-    bool angles = within(c->rope_kinds, 1, MOST_KINDS) && c->long_from <= 1 << 30 && c->tempered <= 1
-        && (!c->tempered || (c->temper_period && number_within(c->temper_slope, -1e6, 1e6)));
-    bool sampled = number_within(c->temperature, 0, 100) && number_within(c->top_p, 0, 1)
-        && number_within(c->min_p, 0, 1) && number_within(c->repeat_penalty, 0.01, 100)
-        && number_within(c->recent, 0, 1) && number_within(c->aging, 0, 1);
-    bool costs = number_within(c->core_watts, 0, 1e6) && number_within(c->idle_watts, 0, 1e6)
-        && number_within(c->joules_per_byte, 0, 1) && c->chat <= 1 && c->weight_bytes <= MOST_BYTES
-        && c->states < MOST_SCRATCH / sizeof(float) && c->copied <= c->states && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
-        && c->peak <= MOST_BYTES;
-    bool across = c->crossings <= c->layers && c->cross_stride <= MOST_TOKENS && c->cross_stride % TILE == 0 && !c->crossings == !c->cross_stride
-        && (c->crossings || !c->cross_slot) && c->deepstack <= c->layers && c->components <= 3;
-    return shape && plan && rings && angles && sampled && costs && across;
+    return shape_is_possible(c) && plan_is_possible(c) && rings_are_possible(c) && angles_are_possible(c)
+        && sampling_is_possible(c) && costs_are_possible(c) && others_are_possible(c);
 }
 
 static bool layers_agree(const edge_model *model)
@@ -160,36 +245,60 @@ static bool angles_agree(const edge_model *model)
     for (uint32_t i = 0; i < (c->long_from ? 2 : 1) * c->rope_kinds; i++) {
         const angles_config *angles = (const angles_config *)(model->sections[SECTION_ANGLES] + i * angles_bytes(c));
         const double *radians = (const double *)(angles + 1);
-        if (angles->first > c->head / 2 || angles->pairs > c->head / 2 - angles->first || !number_within(angles->magnitude, 1e-6, 1e6))
+        if (angles->first > c->head / 2 || angles->pairs > c->head / 2 - angles->first
+            || !number_within(angles->magnitude, 1e-6, 1e6))
             return false;
         for (uint32_t pair = 0; pair < angles->pairs; pair++)
-            if (!number_within(radians[pair], -1e6, 1e6) || find_components(c, angles)[pair] >= (c->components ? c->components : 1))
+            if (!number_within(radians[pair], -1e6, 1e6)
+                || find_components(c, angles)[pair] >= (c->components ? c->components : 1))
                 return false;
     }
     return true;
 }
 
+/* Whether `count` values from `at` on are among the design's floats, at a multiple of `step`. */
+static bool has_floats(const design_config *d, uint64_t at, uint64_t step, uint64_t count)
+{
+    return at % step == 0 && at <= d->floats && count <= d->floats - at;
+}
+
+static bool head_is_possible(const edge_config *c, const design_config *d)
+{
+    return d->tiles == c->padded_vocab / HEAD_TILE
+        && has_floats(d, d->head_upper, 1, d->tiles)
+        && has_floats(d, d->head_lower, 1, d->tiles)
+        && d->head_tiles <= d->integers
+        && d->tiles <= d->integers - d->head_tiles;
+}
+
 /* Checks the numbers by which the runtime indexes; only compiled code uses those of the table. */
 static bool design_is_possible(const edge_config *c, const design_config *d, uint64_t section)
 {
-    uint64_t ahead = d->tokens > ROPE_AHEAD ? d->tokens : ROPE_AHEAD, heads = (uint64_t)c->layers * c->kv_heads;
-    return memchr(d->isa, 0, sizeof d->isa) && d->isa[0] && within(d->gemm_tokens, 1, MOST_GEMM)
-        && within(d->tokens, c->chunk, MOST_TOKENS + MOST_GEMM) && d->tokens % d->gemm_tokens == 0
+    const uint64_t ahead = d->tokens > ROPE_AHEAD ? d->tokens : ROPE_AHEAD, tokens = d->tokens;
+    const uint64_t hidden = ((uint64_t)c->hidden + 31) / 32 * 32, heads = (uint64_t)c->layers * c->kv_heads;
+    return memchr(d->isa, 0, sizeof d->isa)
+        && d->isa[0]
+        && within(d->gemm_tokens, 1, MOST_GEMM)
+        && within(d->tokens, c->chunk, MOST_TOKENS + MOST_GEMM)
+        && d->tokens % d->gemm_tokens == 0
         && d->rope_size == (ahead + d->gemm_tokens) * 2 * c->head
         && d->observed == (c->policy == POLICY_H2O ? whole_tiles(c->capacity) : 0)
-        && d->floats <= MOST_SCRATCH && d->integers <= MOST_SCRATCH && d->integers
-        && d->x <= d->floats && (uint64_t)d->tokens * ((c->hidden + 31) / 32 * 32) <= d->floats - d->x
-        && d->normals % 16 == 0 && d->normals <= d->floats && (is_beside(c) || heads * c->head <= d->floats - d->normals)
-        && d->temperatures % 16 == 0 && d->temperatures <= d->floats
-        && (!c->tempered || d->tokens <= d->floats - d->temperatures)
-        && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
-        && (uint64_t)d->tokens * c->layers * whole_tiles(c->layer_inputs) <= d->floats - d->layer_inputs
-        && d->deepstack <= d->floats && (uint64_t)d->tokens * c->deepstack * ((c->hidden + 31) / 32 * 32) <= d->floats - d->deepstack
-        && (!d->tiles || (d->tiles == c->padded_vocab / HEAD_TILE && d->head_upper <= d->floats
-                          && d->tiles <= d->floats - d->head_upper && d->head_lower <= d->floats
-                          && d->tiles <= d->floats - d->head_lower && d->head_tiles <= d->integers
-                          && d->tiles <= d->integers - d->head_tiles))
-        && d->table % 8 == 0 && d->numbers > c->cross_slot && d->table <= section && d->numbers <= (section - d->table) / 8;
+        && d->floats <= MOST_SCRATCH
+        && within(d->integers, 1, MOST_SCRATCH)
+        && has_floats(d, d->x, 1, tokens * hidden)
+        && has_floats(d, d->normals, 16, is_beside(c) ? 0 : heads * c->head)
+        && has_floats(d, d->temperatures, 16, c->tempered ? tokens : 0)
+        && has_floats(d, d->layer_inputs, 16, tokens * c->layers * whole_tiles(c->layer_inputs))
+        && has_floats(d, d->given, 16, c->beside || c->features ? tokens * c->hidden : 0)
+        && has_floats(d, d->features, 16, tokens * c->features)
+        && has_floats(d, d->taps, 16, tokens * c->taps * hidden)
+        && has_floats(d, d->deepstack, 1, tokens * c->deepstack * hidden)
+        && (!d->tiles || head_is_possible(c, d))
+        && d->table % 8 == 0
+        && d->numbers > c->cross_slot
+        && d->numbers > c->fuse_slot
+        && d->table <= section
+        && d->numbers <= (section - d->table) / 8;
 }
 
 static bool designs_agree(const edge_model *model)
@@ -261,13 +370,20 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its designs");
     if (!adapters_agree(model))
         return damaged(error, "its room for adapters");
-    if (model->sizes[SECTION_WEIGHTS] != c->weights || model->sizes[SECTION_GPU_WEIGHTS] != c->gpu_weights) /* read unchecked */
+    const uint64_t heads = (uint64_t)c->layers * c->kv_heads, ranking = (uint64_t)c->whole * c->shapes[0].heads;
+    const uint64_t normals = c->kv_dtype == KV_INT4 && !is_beside(c) ? heads * c->head : 0;
+    const uint64_t importance = c->ranked ? ranking * (c->ranked + IMPORTANCE_EXTRA) : 0;
+    const uint64_t table = model->sizes[SECTION_TABLE];
+    /* read unchecked */
+    if (model->sizes[SECTION_WEIGHTS] != c->weights || model->sizes[SECTION_GPU_WEIGHTS] != c->gpu_weights)
         return damaged(error, "its weights");
     if (!model->sizes[SECTION_GPU] != !model->sizes[SECTION_GPU_WEIGHTS])
         return damaged(error, "its programs of a GPU");
-    if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 && !is_beside(c) ? 4ull * c->layers * c->kv_heads * c->head : 0))
+    if (model->sizes[SECTION_NORMALS] != normals * sizeof(float))
         return damaged(error, "its normals");
-    if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || (c->layer_inputs && model->sizes[SECTION_TABLE] % (c->vocab ? c->vocab : UINT64_MAX)))
+    if (model->sizes[SECTION_IMPORTANCE] != importance * sizeof(float))
+        return damaged(error, "its weights of rows");
+    if (!table != !c->layer_inputs || (c->layer_inputs && table % (c->vocab ? c->vocab : UINT64_MAX)))
         return damaged(error, "its table of embeddings");
     if (!find_strings(model))
         return damaged(error, "its strings");
@@ -283,7 +399,7 @@ edge_status model_map(const edge_source *source, edge_model *model, edge_error *
     status = find_sections(model, error);
     if (!status)
         status = check_sections(model, error);
-    if (!status && is_beside(model->config))
+    if (!status && (is_beside(model->config) || model->config->beside || model->config->features))
         status = damaged(error, "its settings");
     if (status)
         unmap_file(&model->file);
@@ -299,28 +415,20 @@ edge_status model_inside(const edge_model *outer, enum section_kind kind, edge_m
     edge_status status = find_sections(model, error);
     if (!status)
         status = check_sections(model, error);
-    return status || is_beside(model->config) ? status : damaged(error, "its settings");
-}
-
-edge_status model_is_whole(const edge_model *model, edge_error *error)
-{
-    if (file_is_whole(&model->file))
-        return EDGE_OK;
-    return edge_fail(error, EDGE_BAD_FILE, "model.edge was cut short while it was open: copy it again, and open that "
-                     "one");
-}
-
-const adapters_config *model_adapters(const edge_model *model)
-{
-    bool whole = model->sizes[SECTION_ADAPTERS] >= sizeof(adapters_config);
-    return whole ? (const adapters_config *)model->sections[SECTION_ADAPTERS] : NULL;
+    if (status)
+        return status;
+    const uint64_t beside = (uint64_t)(model->sections[SECTION_WEIGHTS] - outer->sections[SECTION_WEIGHTS]);
+    const edge_config *c = model->config;
+    const bool right = !c->beside || (beside == c->beside && !is_beside(c)); /* what drafts checks the rest */
+    return right ? EDGE_OK : damaged(error, "its settings");
 }
 
 const embed_config *model_embed(const edge_model *model)
 {
     const embed_config *found = (const embed_config *)model->sections[SECTION_EMBED];
     bool whole = model->sizes[SECTION_EMBED] >= sizeof *found;
-    return whole && within(found->widest, model->config->hidden, MOST_WIDTH) && within(found->dimensions, 1, found->widest)
+    return whole && within(found->widest, model->config->hidden, MOST_WIDTH)
+        && within(found->dimensions, 1, found->widest)
         ? found : NULL;
 }
 

@@ -22,7 +22,9 @@
  *     EYES         see eyes.h
  *     HEARING      see ears/hearing.h
  *     STEM         matrices around an encoder's layers, of files such as eyes.edge and ears.edge
- *     DRAFT        a file like this one, of layers that draft; see assistant.c
+ *     IMPORTANCE   of each head of layers without a ring, float[ranked + IMPORTANCE_EXTRA]: see kv_keys.c
+ *     PREFIX       rows of a soft prompt as `rows_save` writes them, of one head after the other
+ *     DRAFT        a file like this one, of layers that draft; see drafter.h
  *     ASSISTANT    what is around these layers
  *     TABLE        the last, and not mapped: a row of layers * layer_inputs values for each token; see table.c
  */
@@ -46,19 +48,30 @@ struct edge_model {
     volatile int32_t sessions; /* open */
 };
 
-/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES, HEARING, STEM and ASSISTANT, which their owners
- * check. */
+/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES, HEARING, STEM and
+ * ASSISTANT, which their owners check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
 /* As model_map, of the file in a section; it lasts as long as the outer one. */
 edge_status model_inside(const edge_model *outer, enum section_kind kind, edge_model *model, edge_error *error);
 /* Fails if the file was cut short after it was mapped. */
-edge_status model_is_whole(const edge_model *model, edge_error *error);
-const adapters_config *model_adapters(const edge_model *model); /* NULL: the bundle has no room for adapters */
+static inline edge_status model_is_whole(const edge_model *model, edge_error *error)
+{
+    return file_is_whole(&model->file) ? EDGE_OK
+        : edge_fail(error, EDGE_BAD_FILE, "model.edge was cut short while it was open: copy it again, and open that one");
+}
+
+static inline const adapters_config *model_adapters(const edge_model *model) /* NULL: the bundle has no room for adapters */
+{
+    bool whole = model->sizes[SECTION_ADAPTERS] >= sizeof(adapters_config);
+    return whole ? (const adapters_config *)model->sections[SECTION_ADAPTERS] : NULL;
+}
+
 const embed_config *model_embed(const edge_model *model); /* NULL: the bundle makes no vectors */
 /* Returns the number of designs, and in *designs the first; the best come first. */
 uint32_t model_designs(const edge_model *model, const design_config **designs);
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
-/* RoPE angles of a kind of layers; double radians[head / 2] and find_components follow the struct. lengthened: with LongRoPE's long factors. */
+/* RoPE angles of a kind of layers; double radians[head / 2] and find_components follow the struct. lengthened: with
+ * LongRoPE's long factors. */
 const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
 /* Sets *radians to the angle per position of a pair of a key's values. Returns false if the pair is not rotated. */
 static inline bool find_radians(const angles_config *angles, uint32_t pair, double *radians)

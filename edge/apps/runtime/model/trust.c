@@ -7,7 +7,7 @@ edge_status check_trusted(const edge_model *model, const uint8_t digest[32], edg
 {
     static const enum section_kind trusted[] = {
         SECTION_CONFIG, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS,
-        SECTION_ADAPTERS, SECTION_GPU, SECTION_NPU,
+        SECTION_ADAPTERS, SECTION_GPU, SECTION_NPU, SECTION_PREFIX,
     };
     hasher h;
     hash_start(&h);

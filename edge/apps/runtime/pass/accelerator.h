@@ -33,6 +33,14 @@ static inline uint32_t most_rows(uint32_t count, const picking *pick)
     return pick && pick->most ? pick->most : count;
 }
 
+/* The fixed states of all layers. A page's GPU has them, too, and may be ahead for some steps. */
+enum { MOST_BEHIND = 16 };
+typedef struct {
+    float *values;
+    uint8_t changed; /* 1: the GPU has to take `values` */
+    uint32_t behind; /* newest rows whose tokens are in the GPU's states only; at most MOST_BEHIND */
+} fixed_states;
+
 typedef struct {
     const int32_t *tokens;             /* [count] */
     uint32_t count;
@@ -48,6 +56,8 @@ typedef struct {
     const float *temperatures;         /* [count]; NULL: none */
     const float *normals;              /* section NORMALS; NULL: keys are not reflected */
     const kv_rows *arenas;             /* [2], as kv_arenas; `changed` marks tiles that the accelerator has to read */
+    fixed_states *states;              /* as kv_states */
+    bool settles;                      /* values become those behind the pass, and `behind` 0; otherwise both stay */
 } pass_input;
 
 typedef enum {
@@ -64,18 +74,20 @@ struct accelerator_kind {
     bool picks;                             /* can choose tokens */
     accelerator *(*layout)(arena *from, const edge_model *model);
     accelerator_answer (*run)(accelerator *a, const pass_input *input, float *logits);
-    /* NULL where rows stay in the arenas, up to `adapter_bytes`: */
+    /* NULL where rows stay in the arenas, up to `adapt`: */
     rows_device *(*rows)(accelerator *a, bool rings, uint32_t count); /* an arena of `count` rows */
+    /* Copy the fixed states of all layers, as kv_states has them. NULL if it runs no models that have some. */
+    void (*read_states)(accelerator *a, float *states);
+    void (*write_states)(accelerator *a, const float *states);
     /* *cancelled: a later pass may end early. */
     edge_status (*open)(accelerator *a, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
     void (*close)(accelerator *a);          /* also after `open` has failed */
     const char *(*failure)(const accelerator *a); /* the first error of the driver, in words; NULL: none */
     uint64_t (*bytes)(const accelerator *a); /* of the device's memory */
     const char *(*name)(const accelerator *a); /* of the device */
-    /* NULL if it runs no adapters: */
-    uint64_t (*adapter_bytes)(const accelerator *a); /* size of its part of an adapter's file */
-    /* Reads an adapter and multiplies B by `scale`; in NULL removes it. Returns false, and sets no adapter, if bytes are
-     * missing. *finite: no value overflowed. */
+    /* Reads its part of an adapter's file, of adapters_config.gpu bytes, and multiplies B by `scale`; in NULL removes the
+     * adapter. Returns false, and sets no adapter, if bytes are missing. *finite: no value overflowed. NULL if it runs no
+     * adapters. */
     bool (*adapt)(accelerator *a, adapter_source in, void *from, float scale, bool *finite);
 };
 

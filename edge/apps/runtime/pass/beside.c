@@ -19,12 +19,12 @@ pass *beside_layout(arena *from, const edge_model *layers, const design_config *
     return p;
 }
 
-static bool run(pass *p, int64_t kind)
+static bool run(pass *p, int64_t kind, uint32_t count)
 {
     if (!p->threads || pass_lost_thread(p) || !file_is_whole(&p->model->file))
         return false;
     p->job->kind = kind;
-    p->job->count = 1;
+    p->job->count = count;
     p->job->wanted = p->job->observed = p->job->drafts = p->job->before = p->job->behind = 0;
     run_job(p);
     return !pass_lost_thread(p);
@@ -45,14 +45,14 @@ const float *beside_run(pass *p, const float *x)
     }
     p->tokens[0] = -1; /* given */
     place_tokens(p, NULL, 1, 1, NULL);
-    return run(p, JOB_STEP) ? state : NULL;
+    return run(p, JOB_STEP, 1) ? state : NULL;
 }
 
-const float *embed_token(pass *main, int32_t token)
+const float *embed_tokens(pass *main, const int32_t *tokens, uint32_t count)
 {
     uint32_t stride;
-    main->tokens[0] = token;
-    return run(main, JOB_EMBED) ? pass_inputs(main, &stride) : NULL;
+    memcpy(main->tokens, tokens, count * sizeof *tokens);
+    return run(main, JOB_EMBED, count) ? pass_inputs(main, &stride) : NULL;
 }
 
 void beside_normals(pass *p, const uint8_t *normals, uint32_t layers)

@@ -1,4 +1,4 @@
-/* Texts to vectors: a port of edge/run/sequences/embedding.py, and of `Tail.embed` in edge/model/tail.py. Section EMBED, made
+/* Texts to vectors: a port of edge/run/sequences/embedding.py, and of `Tail.embed` in edge/model/structure/tail.py. Section EMBED, made
  * by edge/apps/sections/embedding.py, is an embed_config, followed by its dense layers, each a dense_layer, float weights[rows][columns]
  * and a bias if it has one; then by the names and texts of its prompts, each with \0.
  *
@@ -30,7 +30,7 @@ typedef struct {
 
 /* ---- section EMBED -------------------------------------------------------------------------------------------------- */
 
-/* Returns the dense layer there, and moves *at behind it; NULL: the section is damaged. */
+/* Reads a dense layer and moves *at behind it; NULL: the section is damaged. */
 static const dense_layer *next_dense(const uint8_t **at, const uint8_t *end, uint32_t widest)
 {
     const dense_layer *found = (const dense_layer *)*at;

@@ -1,5 +1,5 @@
-/* One block of memory: the encoder | kv | pass | a normalised state. The rows of the KV cache are the keys and values of a pass,
- * and last no longer. */
+/* One block of memory: the encoder | kv | pass | a normalised state. The rows of the KV cache are the keys and values
+ * of a pass, and last no longer. */
 #include <string.h>
 
 #include "encoder.h"
@@ -113,8 +113,7 @@ void encoder_use_threads(encoder *e, uint32_t threads, uint64_t cpu_mask)
     if (pass_threads(e->pass) == threads && e->cpu_mask == cpu_mask)
         return;
     pass_stop(e->pass);
-    if (pass_start(e->pass, threads, cpu_mask, NULL))
-        pass_start(e->pass, 1, 0, NULL); /* which cannot fail */
+    pass_start_some(e->pass, threads, cpu_mask);
     e->cpu_mask = cpu_mask;
 }
 

@@ -21,8 +21,9 @@ int32_t encoder_thread_id(const encoder *e, uint32_t number); /* as pass_thread_
 void encoder_release(encoder *e); /* returns memory to the system until the next encoder_run */
 /* The inputs of the next pass, [CONFIG.capacity][*stride], to be written before each encoder_run. */
 float *encoder_inputs(encoder *e, uint32_t *stride);
-/* Runs layers over the first `count` rows of the inputs. Returns the states [count][*stride] behind them, and behind the norm of the
- * last, in place of the inputs; NULL: the file was cut short, a thread was lost, or count is 0 or more than CONFIG.capacity. */
+/* Runs layers over the first `count` rows of the inputs. Returns the states [count][*stride] behind them, and behind
+ * the norm of the last, in place of the inputs; NULL: the file was cut short, a thread was lost, or count is 0 or more
+ * than CONFIG.capacity. */
 float *encoder_run(encoder *e, const text_places *places, uint32_t count, uint32_t *stride);
 
 #endif

@@ -121,8 +121,22 @@ float *pass_inputs(pass *p, uint32_t *stride)
     return p->floats + p->design->x;
 }
 
-/* Writes tokens where compiled code reads them: -1 for given rows, which it finds in place of embeddings. NULL: all are given, and
- * there. */
+float *pass_given(pass *p, bool features)
+{
+    const uint32_t slot = p->model->config->fuse_slot;
+    if (slot)
+        p->adapter.table[slot] = features;
+    return p->floats + (features ? p->design->features : p->design->given);
+}
+
+const float *pass_taps(const pass *p, uint32_t *stride)
+{
+    *stride = (p->model->config->hidden + 31) / 32 * 32;
+    return p->floats + p->design->taps;
+}
+
+/* Writes tokens where compiled code reads them: -1 for given rows, which it finds in place of embeddings. NULL: all are
+ * given, and there. */
 void write_tokens(pass *p, const int32_t *tokens, uint32_t count)
 {
     const uint32_t hidden = p->model->config->hidden, parts = p->model->config->deepstack;

@@ -32,6 +32,7 @@
 #include "pass.h"
 #include "pass_parts.h"
 #include "places.h"
+#include "rows.h"
 #include "system.h"
 
 /* Without memory for compiled code. */
@@ -68,11 +69,13 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
     const uint64_t placed = c->components && !c->encoder ? design->tokens : 0;
-    places room_for_places = {.numbers = take(from, placed * sizeof(int32_t)), .cells = take(from, placed * sizeof(int32_t[3]))};
+    places room_for_places = {.numbers = take(from, placed * sizeof(int32_t)),
+                              .cells = take(from, placed * sizeof(int32_t[3]))};
     room_for_places.cells = placed ? room_for_places.cells : NULL;
     uint64_t bytes = from->used - before, size = design->numbers * sizeof(int64_t);
     const adapters_config *room = model_adapters(model);
-    adapter_room adapter = {take(from, room || c->crossings ? size : 0), take(from, room ? room->room : 0)};
+    const bool changes = room || c->crossings || c->fuse_slot;
+    adapter_room adapter = {take(from, changes ? size : 0), take(from, room ? room->room : 0)};
     const row_shape *shape = c->shapes;
     const uint64_t cross = (uint64_t)c->crossings * shape->heads * c->cross_stride + (c->crossings ? SPARE_ROWS : 0);
     const uint64_t value = c->kv_dtype == KV_F32 ? sizeof(float) : sizeof(uint16_t);
@@ -80,11 +83,12 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     if (!from->memory)
         return NULL;
     const uint8_t *table = model->sections[SECTION_DESIGNS] + design->table;
-    if (room || c->crossings)
+    if (changes)
         table = memcpy(adapter.table, table, (size_t)size);
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
-                .integers = integers, .tokens = tokens, .places = room_for_places, .logits = logits, .rope = rope, .members = members,
-                .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter, .cross_keys = cross_keys, .cross_values = cross_values,
+                .integers = integers, .tokens = tokens, .places = room_for_places, .logits = logits, .rope = rope,
+                .members = members, .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table,
+                .adapter = adapter, .cross_keys = cross_keys, .cross_values = cross_values,
                 .accelerator = EDGE_PAGE ? EDGE_PAGE->layout(from, model) : NULL,
                 .inputs = floats + design->layer_inputs, .learned = has_learned_positions(model), .drafts = most};
     if (model->sizes[SECTION_NORMALS])
@@ -137,13 +141,14 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
-/* An accelerator takes one token a pass if the host computes an input for each: a row of the table, a temperature. */
+/* An accelerator takes one token a pass if the host computes an input for each (a row of the table, a temperature), or if
+ * tokens that it chose in vain would stay in the fixed state. */
 uint32_t pass_picks(const pass *p)
 {
     const edge_config *c = p->model->config;
     if (!p->accelerator || !p->accelerator->kind->picks)
         return 0;
-    return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
+    return EDGE_TABLE || c->tempered || c->states ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
 }
 
 /* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. texts: of an
@@ -152,7 +157,8 @@ static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t row
 {
     if (p->design)
         write_tokens(p, tokens, count);
-    if (EDGE_TABLE && p->model->config->layer_inputs && !EDGE_TABLE(p->model, p->design ? p->tokens : tokens, count, p->inputs))
+    if (EDGE_TABLE && p->model->config->layer_inputs
+        && !EDGE_TABLE(p->model, p->design ? p->tokens : tokens, count, p->inputs))
         return false;
     kv_announce(p->rows, rows);
     kv_prepare(p->rows, rows);
@@ -197,6 +203,60 @@ void pass_settle(pass *p, uint32_t dropped)
     p->unsettled = 0;
 }
 
+/* ---- a head in two stages ------------------------------------------------------------------------------------------ */
+
+/* A port of backends/tvm/cpu/two_stages.py: bounds of the logits of each tile of the vocabulary tell which tiles may hold
+ * the largest logits. backends/tvm/cpu/phases/estimate.py computes the bounds and runs both stages. */
+
+/* Whether two stages are worth while for the `wanted` largest logits of the next token; 0: all are wanted. Called once for
+ * each token; otherwise `left` decreases by one. */
+static bool head_pays(pass *p, uint32_t wanted)
+{
+    head_stages *h = &p->stages;
+    if (wanted && wanted <= p->design->tiles / TILES_EACH && !h->left)
+        return true;
+    h->left -= h->left > 0;
+    return false;
+}
+
+/* The k-th largest of at least k values. */
+static float kth_largest(const float *values, uint64_t count, uint32_t k)
+{
+    float found[MOST_TOP]; /* the largest first */
+    uint32_t held = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (held == k && values[i] <= found[k - 1])
+            continue;
+        uint32_t at = held < k ? held++ : k - 1;
+        for (; at && found[at - 1] < values[i]; at--)
+            found[at] = found[at - 1];
+        found[at] = values[i];
+    }
+    return found[k - 1];
+}
+
+/* Lists the tiles that may hold one of the `wanted` largest logits, and returns their number. */
+static uint32_t head_survivors(pass *p, uint32_t wanted)
+{
+    head_stages *h = &p->stages;
+    float *upper = p->floats + p->design->head_upper, *lower = p->floats + p->design->head_lower;
+    int32_t *tiles = p->integers + p->design->head_tiles;
+    uint32_t found = 0, all = (uint32_t)p->design->tiles;
+    if (p->model->config->vocab % HEAD_TILE) { /* some rows of the last tile are no tokens */
+        upper[all - 1] = INFINITY;
+        lower[all - 1] = -INFINITY;
+    }
+    const float threshold = kth_largest(lower, all, wanted);
+    for (uint32_t tile = 0; tile < all; tile++)
+        if (upper[tile] >= threshold)
+            tiles[found++] = (int32_t)tile;
+    bool many = found > FEW_TILES * all;
+    uint32_t longer = h->length ? h->length : 1;
+    h->left = many ? longer : 0;
+    h->length = !many ? 1 : 2 * longer < LONGEST_WHOLE ? 2 * longer : LONGEST_WHOLE;
+    return found;
+}
+
 /* Runs the prepared step, and computes the logits that may be among the `largest` largest; all others become -INFINITY. */
 static void run_in_two_stages(pass *p, uint32_t largest)
 {
@@ -206,7 +266,7 @@ static void run_in_two_stages(pass *p, uint32_t largest)
     p->job->wanted = WANTED_BOUNDS;
     run_alone(p);
     p->job->kind = JOB_RESCORE;
-    p->job->count = head_survivors(&p->stages, p->design, vocab, p->floats, p->integers, largest);
+    p->job->count = head_survivors(p, largest);
     p->job->wanted = 1;
     for (uint32_t token = 0; token < vocab; token++)
         p->logits[token] = -INFINITY;
@@ -214,6 +274,8 @@ static void run_in_two_stages(pass *p, uint32_t largest)
     if (bound)
         unbind_thread(&before);
 }
+
+/* ---- passes -------------------------------------------------------------------------------------------------------- */
 
 /* Lets the accelerator run the pass that is prepared. */
 static accelerator_answer accelerate(pass *p, const int32_t *tokens, uint32_t count, picking *pick)
@@ -229,8 +291,13 @@ static accelerator_answer accelerate(pass *p, const int32_t *tokens, uint32_t co
         input.temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL;
         input.normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS];
         input.arenas = kv_arenas(p->rows);
+        input.states = kv_states(p->rows);
+        input.settles = count > 1 || input.states->behind == smaller(MOST_BEHIND, p->model->config->chunk)
+            || !kv_length(p->rows) || kv_free(p->rows) == 1 /* rows are evicted next */ || p->model->config->ringed;
     }
     accelerator_answer answer = p->accelerator->kind->run(p->accelerator, &input, p->logits);
+    if (answer == COMPLETED && p->model->config->states && p->design && !input.settles)
+        p->ahead[input.states->behind++] = tokens[0];
     if (answer == OUT_OF_SERVICE)
         p->accelerator = NULL;
     return answer;
@@ -242,7 +309,7 @@ static void run_on_cpu(pass *p, uint32_t count, uint32_t observed, const picking
     job->kind = count == 1 && !p->added ? JOB_STEP : JOB_CHUNK; /* chunks add parts of rows */
     job->wanted = 1;
     job->observed = p->design->observed ? observed : 0;
-    if (pick && !p->added && head_pays(&p->stages, p->design, pick->enough))
+    if (pick && !p->added && head_pays(p, pick->enough))
         run_in_two_stages(p, pick->enough);
     else
         run_job(p);
@@ -260,15 +327,16 @@ static void appended(pass *p, uint32_t count)
 
 const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const text_places *texts, uint32_t *stride)
 {
-    if (p->model->config->encoder)
+    const bool encoder = p->model->config->encoder;
+    if (encoder)
         kv_clear(p->rows);
-    if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count, texts))
+    if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count, encoder ? texts : NULL))
         return NULL;
-    if (p->model->config->encoder) {
+    if (encoder)
         place_texts(p, count, texts);
+    if (texts)
         p->job->before = texts->first, p->job->behind = texts->stop ? p->model->config->layers - texts->stop : 0;
-    }
-    p->job->kind = p->model->config->encoder || count > 1 ? JOB_CHUNK : JOB_STEP;
+    p->job->kind = encoder || count > 1 ? JOB_CHUNK : JOB_STEP;
     p->job->wanted = 0;
     run_job(p);
     kv_written(p->rows, count);
@@ -306,12 +374,44 @@ bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride)
     return true;
 }
 
+/* The GPU is lost, or has the newest states alone: their tokens run again. */
+bool pass_catch_up(pass *p)
+{
+    const uint32_t count = kv_states(p->rows)->behind;
+    if (!count)
+        return true;
+    kv_forget(p->rows, count);
+    kv_states(p->rows)->behind = 0;
+    if (!can_run(p, p->ahead, count) || !prepare(p, p->ahead, count, count, NULL))
+        return false;
+    run_on_cpu(p, count, 0, NULL);
+    appended(p, count);
+    return !pass_lost_thread(p);
+}
+
+void pass_cross_keys(const pass *p, uint32_t crossing, uint32_t head, uint32_t count, float *keys)
+{
+    const edge_config *c = p->model->config;
+    const uint32_t width = c->shapes->key, size = c->head;
+    const uint64_t first = ((uint64_t)crossing * c->shapes->heads + head) * c->cross_stride;
+    for (uint32_t row = 0; row < count; row++)
+        for (uint32_t i = 0; i < size; i++) {
+            const uint64_t at = ((first + row) / TILE * width + i) * TILE + row % TILE;
+            const float *whole = p->cross_keys;
+            const uint16_t *halves = p->cross_keys;
+            keys[(size_t)row * size + i] = c->kv_dtype == KV_F32 ? whole[at] : rows_from_half(halves[at]);
+        }
+}
+
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
 {
     if (!can_run(p, tokens, count) || !prepare(p, tokens, count, most_rows(count, pick), NULL))
         return NULL;
     if (!p->accelerator || accelerate(p, tokens, count, pick) != COMPLETED) {
         if (!p->design)
+            return NULL;
+        if (kv_states(p->rows)->behind
+            && !(pass_catch_up(p) && prepare(p, tokens, count, most_rows(count, pick), NULL)))
             return NULL;
         run_on_cpu(p, count, observed < count ? observed : count, pick);
         if (pass_lost_thread(p))

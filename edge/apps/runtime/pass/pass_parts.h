@@ -1,4 +1,4 @@
-/* A pass's data, which pass.c explains, for the files that have parts of it: threads, inputs, a head in two stages. */
+/* A pass's data, which pass.c explains, for the files that have parts of it: threads, inputs. */
 #ifndef EDGE_PASS_PARTS_H
 #define EDGE_PASS_PARTS_H
 
@@ -38,10 +38,11 @@ struct pass {
     int64_t first_angle;                           /* RoPE position of the first row of angles */
     uint32_t threads, angles;                      /* threads that run; rows of angles */
     bool lengthened;                               /* the angles have LongRoPE's long factors */
-    bool placed, added;                            /* of this pass: `places` holds; given rows have parts for first layers */
+    bool placed, added;                            /* of this pass: `places` is set; given rows add to first layers' outputs */
     bool learned;                                  /* positions are rows of a learned table, `context` of them */
     uint32_t lists;                                /* of rows that layers beside a model read */
     uint32_t drafts;                               /* most drafts behind a token */
+    int32_t ahead[MOST_BEHIND];                    /* tokens that are in the states of a page's GPU only */
     uint32_t unsettled;                            /* tokens of the last pass that are not yet in the fixed state */
 };
 
@@ -55,10 +56,5 @@ void write_tokens(pass *p, const int32_t *tokens, uint32_t count); /* NULL: all 
 /* Positions, what each sees, and angles, but for those that place_texts writes. texts: NULL if no encoder runs. */
 void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows, const text_places *texts);
 void place_texts(pass *p, uint32_t count, const text_places *texts); /* the same of an encoder's */
-
-/* stages.c */
-bool head_pays(head_stages *h, const design_config *design, uint32_t wanted);
-uint32_t head_survivors(head_stages *h, const design_config *design, uint32_t vocab, float *floats, int32_t *integers,
-                        uint32_t wanted);
 
 #endif

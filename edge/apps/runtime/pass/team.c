@@ -34,7 +34,8 @@ edge_status pass_choose(const edge_model *model, const char *isa, const design_c
 static void run_compiled(pass *p, int64_t number)
 {
     const kv_pointers *cache = &p->cache;
-    p->run((int64_t *)p->job, p->lines, p->model->sections[SECTION_WEIGHTS], p->table, p->floats, p->integers,
+    const uint8_t *weights = p->model->sections[SECTION_WEIGHTS] - p->model->config->beside;
+    p->run((int64_t *)p->job, p->lines, weights, p->table, p->floats, p->integers,
            cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
            p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->ring_keys, cache->ring_values,
            cache->ring_key_scales, cache->ring_value_scales, cache->ring_positions, cache->states,
@@ -110,6 +111,12 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
     }
     p->threads = threads;
     return EDGE_OK;
+}
+
+void pass_start_some(pass *p, uint32_t threads, uint64_t cpu_mask)
+{
+    if (pass_start(p, threads, cpu_mask, NULL))
+        pass_start(p, 1, 0, NULL); /* which cannot fail */
 }
 
 void pass_stop(pass *p)

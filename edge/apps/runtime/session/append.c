@@ -138,23 +138,21 @@ static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count,
     return EDGE_OK;
 }
 
-/* Pushes the system prompt's tokens that context_restart has not kept as rows. shown: without the template's text between it and
- * the first user's, whose place another has before pictures. */
+/* Pushes the system prompt's tokens that context_restart has not kept as rows. shown: without the template's text
+ * between it and the first user's, whose place another has before pictures. */
 static void push_system_rows(edge_session *s, bool shown)
 {
     appending to = {s, -1};
     uint32_t behind = 0;
     if (shown)
         chat_ids(s->model, CHAT_AFTER_SYSTEM, &behind);
-    const uint32_t count = s->system_count - behind;
-    if (kv_length(s->rows) > count && kv_can_truncate(s->rows, count))
-        kv_truncate(s->rows, count);
-    else if (kv_length(s->rows) > count)
-        kv_clear(s->rows);
+    const uint32_t before = kv_prefix(s->rows), rows = before + s->system_count - smaller(behind, s->system_count);
+    if (kv_length(s->rows) > rows)
+        context_truncate(s, kv_can_truncate(s->rows, rows) ? rows : 0);
     s->turn_rows = kv_length(s->rows);
-    policy_pin(s->policy, count, kv_capacity(s->rows));
-    push_ids(&to, s->system + s->turn_rows, count - s->turn_rows);
-    s->system_rows = count;
+    policy_pin(s->policy, rows, kv_capacity(s->rows));
+    push_ids(&to, s->system + (s->turn_rows - before), rows - s->turn_rows);
+    s->system_rows = rows;
 }
 
 /* Checks that a text of this role may come now, and appends the template's part before it. */

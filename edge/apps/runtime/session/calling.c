@@ -24,8 +24,8 @@ static edge_status check_form(const edge_session *s, edge_error *error)
     return other ? edge_fail(error, EDGE_BAD_ARGUMENT, "answers have the form of edge_constrain: set EDGE_FREE first") : EDGE_OK;
 }
 
-/* Gives calls their form. t: the session's tools, or those that will be: then nothing has changed if it fails. required: an answer
- * must call. */
+/* Gives calls their form. t: the session's tools, or those that will be: then nothing has changed if it fails.
+ * required: an answer must call. */
 static edge_status hold_form(edge_session *s, tools *t, bool required, edge_error *error)
 {
     int32_t marks[MOST_TOOL_MARKS];

@@ -1,5 +1,5 @@
 /* The conversation: KV rows of the tokens that have run, and tokens that wait. A port of
- * edge/run/sequences/sequence.py and of `prefill` in edge/run/loop.py. */
+ * edge/run/sequences/sequence.py and of `prefill` in edge/run/decoding/loop.py. */
 #include <math.h>
 #include <string.h>
 
@@ -26,9 +26,22 @@ static void forget_pictures(edge_session *s)
     s->shown = 0;
 }
 
+/* Tells what drafts that the last pass has run `count` tokens. */
+static void note_states(edge_session *s, const int32_t *tokens, uint32_t count)
+{
+    if (s->own_drafts && EDGE_DRAFTER->ran)
+        EDGE_DRAFTER->ran(s->own_drafts, tokens, count);
+}
+
+void context_truncate(edge_session *s, uint32_t rows)
+{
+    kv_truncate(s->rows, rows);
+    note_states(s, NULL, 0);
+}
+
 void context_reset(edge_session *s)
 {
-    kv_clear(s->rows);
+    context_truncate(s, 0);
     if (s->drafts)
         drafts_clear(s->drafts);
     policy_pin(s->policy, 0, kv_capacity(s->rows));
@@ -48,7 +61,7 @@ void context_restart(edge_session *s)
         context_reset(s);
         return;
     }
-    kv_truncate(s->rows, rows);
+    context_truncate(s, rows);
     s->first = s->waiting = s->turns = s->turn_rows = 0;
     forget_pictures(s);
     context_settle(s);
@@ -61,6 +74,8 @@ void context_drop(edge_session *s)
     if (!s->picked)
         drafts_judge(s->drafts, s->drafted, s->drafted - s->ahead);
     pass_settle(s->pass, s->ahead);
+    if (s->own_drafts && EDGE_DRAFTER->drop)
+        EDGE_DRAFTER->drop(s->own_drafts, s->ahead);
     s->drafted = s->ahead = 0;
 }
 
@@ -100,7 +115,7 @@ static double spare_bytes(const edge_session *s)
 
 /* Before each pass: waits, returns memory or stops, as budgets, the system and the app demand. tokens: run since the last
  * call. */
-static edge_finish look_around(edge_session *s, uint32_t tokens)
+edge_finish context_look(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
     if (__atomic_load_n(&s->trim, __ATOMIC_RELAXED))
@@ -144,19 +159,23 @@ static void note(edge_session *s, uint32_t length, uint32_t count)
     s->ran += count;
 }
 
-/* Notes that a pass has read the weights and all rows. */
+void context_note_share(edge_session *s, double share)
+{
+    double rows = (double)kv_used(s->rows) / (double)kv_capacity(s->rows);
+    watch_bytes(&s->watch, share * ((double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
+                                    (double)kv_bytes(s->rows) * rows));
+}
+
 static void note_bytes(edge_session *s)
 {
-    double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
-    watch_bytes(&s->watch, (double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
-                           (double)kv_bytes(s->rows) * rows);
+    context_note_share(s, 1);
 }
 
 static bool run(edge_session *s, uint32_t count, picking *pick)
 {
     uint32_t length = kv_length(s->rows);
     if (length && (length == s->turn_rows || length == s->system_rows ||
-                   (length < s->turn_rows && length % SNAPSHOT_STEP == 0)))
+                   (length < s->turn_rows && length % SNAPSHOT_STEP == 0)) && pass_catch_up(s->pass))
         kv_remember(s->rows, s->system_rows);
     double began = now_seconds(), cpu = cpu_seconds();
     s->state_row = count - 1;
@@ -167,6 +186,7 @@ static bool run(edge_session *s, uint32_t count, picking *pick)
         return false;
     s->picked = pick && pick->count;
     note_bytes(s);
+    note_states(s, s->ids + s->first, count);
     note(s, length, count);
     return true;
 }
@@ -203,8 +223,9 @@ static uint32_t up_to_turn(const edge_session *s, uint32_t count)
     return s->turn_rows > length ? smaller(count, smaller(step, s->turn_rows - length)) : count;
 }
 
-/* How many of the waiting tokens to run in a pass of about `count`, a port of GivenRows.undivided: so that it divides no picture
- * that is whole. *room: rows that it needs: all of a picture that it begins, before which it ends if both are too many. */
+/* How many of the waiting tokens to run in a pass of about `count`, a port of GivenRows.undivided: so that it divides
+ * no picture that is whole. *room: rows that it needs: all of a picture that it begins, before which it ends if both
+ * are too many. */
 static uint32_t undivided(const edge_session *s, uint32_t count, uint32_t *room)
 {
     const int32_t *ids = s->ids + s->first;
@@ -230,7 +251,7 @@ static edge_finish run_chunk(edge_session *s)
 {
     if (!s->started)
         start(s);
-    edge_finish reason = look_around(s, s->last);
+    edge_finish reason = context_look(s, s->last);
     uint32_t left = s->waiting, size = chunk_for(s, left);
     s->last = 0;
     if (reason || !left)
@@ -286,11 +307,11 @@ static uint32_t room_ahead(const edge_session *s, uint32_t most)
     return count > 1 ? (uint32_t)count : 1;
 }
 
-static uint32_t ask_assistant(void *of, uint32_t most, int32_t *draft, double *seconds)
+static uint32_t ask_layers(void *of, uint32_t most, int32_t *draft, double *seconds)
 {
     edge_session *s = of;
     const double began = now_seconds();
-    const uint32_t count = EDGE_DRAFTER->draft(s->assistant, s->ids[s->first], s->state_row, most, draft);
+    const uint32_t count = EDGE_DRAFTER->draft(s->own_drafts, s->ids[s->first], s->state_row, most, draft);
     *seconds = now_seconds() - began;
     return count;
 }
@@ -301,8 +322,8 @@ static uint32_t propose(edge_session *s)
     if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
         return 0;
     uint32_t most = room_ahead(s, 1 + pass_drafts(s->pass));
-    const drafter by = {s->assistant ? EDGE_DRAFTER->share(s->assistant) : 0, s, ask_assistant};
-    uint32_t count = most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->assistant ? &by : NULL, s->draft + 1) : 0;
+    const drafter by = {s->own_drafts ? EDGE_DRAFTER->share(s->model->draft, s->model) : 0, s, ask_layers};
+    uint32_t count = most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->own_drafts ? &by : NULL, s->draft + 1) : 0;
     for (uint32_t i = 0; i < count; i++)
         if ((uint32_t)s->draft[1 + i] >= s->model->config->vocab) /* of a picture */
             count = i;
@@ -321,7 +342,7 @@ static uint32_t burst(const edge_session *s)
 /* Whether an accelerator may choose the tokens behind the waiting one, or return only few logits. */
 static bool may_pick(const edge_session *s, picking *pick)
 {
-    if (!pass_picks(s->pass) || constraint_holds(s->constraint))
+    if (!pass_picks(s->pass) || has_form(s))
         return false;
     if (sampler_picks(s->sampler, pick->banned, &pick->banned_count))
         pick->most = burst(s);
@@ -347,7 +368,7 @@ static bool run_picked(edge_session *s, picking *pick)
 /* Runs the waiting token, perhaps with drafts or an accelerator's choice behind it. */
 static bool run_ahead(edge_session *s)
 {
-    picking pick = {.chosen = s->draft + 1, .enough = constraint_holds(s->constraint) ? 0 : sampler_candidates(s->sampler)};
+    picking pick = {.chosen = s->draft + 1, .enough = has_form(s) ? 0 : sampler_candidates(s->sampler)};
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
     if (may_pick(s, &pick))
@@ -371,6 +392,7 @@ static bool run_ahead(edge_session *s)
         s->drafted = s->ahead = count - 1;
         s->all_drafted += s->drafted;
         note_bytes(s);
+        note_states(s, s->draft, count);
         note(s, length, 1);
     }
     return true;
@@ -400,7 +422,7 @@ edge_finish context_step(edge_session *s)
         return reason;
     }
     context_drop(s);
-    if ((reason = look_around(s, s->last ? s->last : 1)))
+    if ((reason = context_look(s, s->last ? s->last : 1)))
         return reason;
     s->last = 1;
     if (!pass_reaches(s->pass, 1))
@@ -421,31 +443,6 @@ void context_begin(edge_session *s)
     start(s);
 }
 
-edge_finish context_look(edge_session *s, uint32_t tokens)
-{
-    return look_around(s, tokens);
-}
-
-edge_finish context_run(edge_session *s, const int32_t *ids, uint32_t count)
-{
-    for (uint32_t at = 0, part; at < count; at += part) {
-        part = smaller(s->model->config->chunk, count - at);
-        edge_finish reason = look_around(s, part);
-        if (reason)
-            return reason;
-        if (part > kv_free(s->rows))
-            return EDGE_MEMORY; /* rows were returned to the system */
-        s->logits = pass_run(s->pass, ids + at, part, 0, NULL);
-        if (!s->logits) {
-            s->failed = true;
-            return EDGE_INTERRUPTED;
-        }
-        note_bytes(s);
-        s->ran += part;
-    }
-    return EDGE_GOING;
-}
-
 void context_end(edge_session *s)
 {
     context_pay(s);
@@ -454,7 +451,7 @@ void context_end(edge_session *s)
     context_settle(s);
 }
 
-/* Tokens that must wait before the next chunk can be decided, as in `read_ahead` of edge/run/loop.py. */
+/* Tokens that must wait before the next chunk can be decided, as in `read_ahead` of edge/run/decoding/loop.py. */
 static uint32_t tokens_ahead(const edge_session *s)
 {
     uint32_t held = s->model->config->capacity + s->model->config->chunk, wanted = kv_foresight(s->rows);
@@ -483,14 +480,4 @@ bool context_push(edge_session *s, const int32_t *ids, size_t count)
         count -= part;
     }
     return true;
-}
-
-bool push_ids(void *to, const int32_t *ids, size_t count)
-{
-    appending *own = to;
-    int32_t bos = own->bos;
-    own->bos = -1;
-    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
-        return false;
-    return context_push(own->session, ids, count);
 }

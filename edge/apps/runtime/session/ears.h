@@ -5,8 +5,8 @@
 #include "base.h"
 
 typedef struct listener listener;
-/* The parts of edge_listen and edge_hear, whose sessions are entered and whose structs have the right size. layout: returns NULL
- * for a model that does not hear. */
+/* The parts of edge_listen and edge_hear, whose sessions are entered and whose structs have the right size. layout:
+ * returns NULL for a model that does not hear. */
 typedef struct {
     listener *(*layout)(arena *from, const edge_model *model);
     edge_status (*listen)(edge_session *session, const edge_source *source, const edge_hearing *options, edge_error *error);

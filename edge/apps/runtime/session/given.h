@@ -1,5 +1,5 @@
-/* Rows that stand in a conversation in place of tokens: pictures. Their ids lie beyond the vocabulary, one behind the other, from
- * a hash of the picture on: the conversation compares them as tokens. */
+/* Rows that stand in a conversation in place of tokens: pictures. Their ids lie beyond the vocabulary, one behind the
+ * other, from a hash of the picture on: the conversation compares them as tokens. */
 #ifndef EDGE_GIVEN_H
 #define EDGE_GIVEN_H
 

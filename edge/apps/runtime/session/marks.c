@@ -38,10 +38,7 @@ bool context_rewind(edge_session *s, const turn_mark *mark)
             return false;
         rows = kv_latest(s->rows, rows);
     }
-    if (rows)
-        kv_truncate(s->rows, rows);
-    else
-        kv_clear(s->rows);
+    context_truncate(s, rows);
     uint32_t again = mark->rows - rows;
     s->first = 0;
     s->waiting = again + mark->count;

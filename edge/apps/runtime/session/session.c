@@ -49,7 +49,8 @@ edge_status check_accelerator(const edge_session *s, edge_error *error)
     const char *why = a ? a->kind->failure(a) : NULL;
     if (!why)
         return EDGE_OK;
-    return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", a->kind->called, why);
+    return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another",
+                     a->kind->called, why);
 }
 
 edge_status check_threads(const edge_session *s, edge_error *error)
@@ -163,7 +164,8 @@ static edge_status check_ranges(const edge_options *options, edge_error *error)
 edge_status check_generates(const edge_session *s, edge_error *error)
 {
     if (s->ears)
-        return edge_fail(error, EDGE_UNSUPPORTED, "the model hears, and answers no prompts: call edge_listen and edge_hear");
+        return edge_fail(error, EDGE_UNSUPPORTED,
+                         "the model hears, and answers no prompts: call edge_listen and edge_hear");
     if (!s->model->config->encoder)
         return EDGE_OK;
     return edge_fail(error, EDGE_UNSUPPORTED, "the model is an encoder, which answers no prompts: call edge_embed");
@@ -186,6 +188,13 @@ edge_status check_options(const edge_model *model, const edge_options *options, 
     return check_ranges(options, error);
 }
 
+/* threads: 0 ends them. */
+static void start_drafter(edge_session *s, uint32_t threads, uint64_t cpu_mask)
+{
+    if (s->own_drafts && EDGE_DRAFTER->start)
+        EDGE_DRAFTER->start(s->own_drafts, threads, cpu_mask);
+}
+
 /* Starts the number of threads of the options, or one for each fast core. */
 static edge_status start_threads(edge_session *s, const edge_options *options, edge_error *error)
 {
@@ -196,7 +205,9 @@ static edge_status start_threads(edge_session *s, const edge_options *options, e
         threads = allowed;
     if (threads > s->model->config->threads)
         threads = s->model->config->threads;
-    return pass_start(s->pass, threads, options->cpu_mask, error);
+    edge_status status = pass_start(s->pass, threads, options->cpu_mask, error);
+    start_drafter(s, status ? 0 : threads, options->cpu_mask);
+    return status;
 }
 
 /* Sets the options of the next answer; threads change at once. On failure threads may run, and nothing else has changed. */
@@ -225,6 +236,7 @@ edge_status edge_set(edge_session *s, const edge_options *options, edge_error *e
     status = check_options(s->model, options, error);
     if (!status) {
         pass_stop(s->pass);
+        start_drafter(s, 0, 0); /* whose threads may be seats of the page */
         status = take_options(s, options, error);
         if (status && start_threads(s, &s->next_options, NULL))
             pass_start(s->pass, 1, 0, NULL); /* one thread needs no other, and cannot fail */
@@ -235,7 +247,8 @@ edge_status edge_set(edge_session *s, const edge_options *options, edge_error *e
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
 /* design: of the compiled pass. NULL: an accelerator of this kind runs all passes. */
-static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const accelerator_kind *kind)
+static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design,
+                    const accelerator_kind *kind)
 {
     const edge_config *config = model->config;
     s->tokenizer = tokenizer_layout(from, model);
@@ -252,14 +265,16 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->ears = EDGE_EARS ? EDGE_EARS->layout(from, model) : NULL;
     s->accelerator = kind ? kind->layout(from, model) : NULL;
     s->rows = kv_layout(from, model, !design);
-    for (uint32_t i = 0; s->accelerator && i < 2; i++)
-        kv_attach(s->rows, i, kind->rows(s->accelerator, i, kv_arena(s->rows, i)));
+    if (s->accelerator)
+        kv_attach(s->rows, s->accelerator);
     s->given = EDGE_EYES && model->sizes[SECTION_EYES] ? given_layout(from, config->vocab) : NULL;
     s->policy = policy_layout(from, model);
     s->pass = pass_layout(from, model, design, s->rows, s->accelerator);
     const uint64_t before = from->used;
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
-    s->assistant = design && config->drafts && model->draft ? EDGE_DRAFTER->layout(from, model->draft, model, s->pass, s->rows, design->isa) : NULL;
+    s->own_drafts = NULL;
+    if (design && config->drafts && model->draft)
+        s->own_drafts = EDGE_DRAFTER->layout(from, model->draft, model, s->pass, s->rows, design->isa);
     s->draft_bytes = from->used - before;
     if (s->given)
         pass_see(s->pass, s->given);
@@ -291,15 +306,20 @@ edge_status begin_on(edge_model *model, const edge_options *options, const accel
     s->chunk = model->config->chunk;
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
-    context_reset(s);
-    if ((s->accelerator && (status = kind->open(s->accelerator, options, &s->cancelled, error)))
+    if (model->sizes[SECTION_PREFIX] && !kv_prefix(s->rows))
+        status = edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged: its prefix");
+    else
+        status = EDGE_OK;
+    if (status || (s->accelerator && (status = kind->open(s->accelerator, options, &s->cancelled, error)))
         || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
+        start_drafter(s, 0, 0);
         if (s->accelerator)
             kind->close(s->accelerator);
         unmap_memory(s->memory, s->size);
         return status;
     }
+    context_reset(s); /* on an open device */
     note_usage(s); /* for edge_use while the first call computes */
     __atomic_fetch_add(&model->sessions, 1, __ATOMIC_RELAXED);
     *session = s;
@@ -313,6 +333,7 @@ void edge_end(edge_session *s)
     edge_model *model = s->model;
     if (s->process == process_id()) { /* a forked child has no threads to join */
         pass_stop(s->pass);
+        start_drafter(s, 0, 0);
         if (s->accelerator)
             s->accelerator->kind->close(s->accelerator);
         if (s->ears)

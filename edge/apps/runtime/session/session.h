@@ -3,10 +3,10 @@
 #define EDGE_SESSION_H
 
 #include "accelerator.h"
-#include "assistant.h"
 #include "base.h"
 #include "budgets.h"
 #include "constraint.h"
+#include "drafter.h"
 #include "drafts.h"
 #include "ears.h"
 #include "given.h"
@@ -38,7 +38,8 @@ enum turn {
     TURN_PROMPT      /* the prompt of an answer runs, chunk by chunk */
 };
 
-/* The conversation at the beginning of a turn: its rows, the tokens that waited, its pictures, and whether a question waited. */
+/* The conversation at the beginning of a turn: its rows, the tokens that waited, its pictures, and whether a question
+ * waited. */
 typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; uint32_t pictures, asked; } turn_mark;
 
 typedef struct { uint8_t hash[32]; double scale; } adapter_name;
@@ -72,7 +73,7 @@ struct edge_session {
     double picture_joules, picture_seconds;
     uint32_t shown;           /* pictures whose tokens wait or have run; later ones wait for a text */
     drafts *drafts;           /* NULL: the bundle verifies none */
-    assistant *assistant;     /* NULL: drafts are copied text only */
+    draft_layers *own_drafts; /* NULL: drafts are copied text only */
     uint64_t draft_bytes;     /* of both */
     uint32_t state_row;       /* of the last pass, of the token that the logits follow */
     /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,
@@ -87,7 +88,7 @@ struct edge_session {
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, until rows are evicted */
     int32_t *system;          /* [capacity]: tokens of the system prompt, with its part of the template */
-    uint32_t system_count, system_rows, turns; /* system_rows: the first rows, which are its tokens' */
+    uint32_t system_count, system_rows, turns; /* system_rows: the first rows: a prefix and its tokens' */
     uint64_t evicted;         /* rows of this conversation */
     turn_mark marks[MOST_MARKS];
     uint32_t turn_rows;       /* rows at the beginning of the last turn */
@@ -104,7 +105,7 @@ struct edge_session {
     edge_readings readings;
     watch watch;
     bool started;             /* budgets are counting */
-    uint32_t pass_size, last; /* tokens of a prompt in one pass; tokens run since the last look_around */
+    uint32_t pass_size, last; /* tokens of a prompt in one pass; tokens run since the last context_look */
     uint32_t reserved;        /* rows that the answer's opening will need */
     bool full;                /* the text does not fit */
     edge_finish stopped;      /* why the prompt ended early */
@@ -140,6 +141,7 @@ void abandon(edge_session *s);    /* ends an answer that the app did not read to
 /* What precedes a picture or sound, which the app gave by `call`: checks the place of its encoder and the conversation's. */
 edge_status begin_medium(edge_session *s, const edge_source *file, const char *call, const char *encoder, const char *medium,
                          edge_error *error);
+static inline bool has_form(const edge_session *s) { return s->constraint && constraint_holds(s->constraint); } /* its answers */
 bool answers(const edge_session *s); /* an answer or its prompt is under way */
 /* Checks a saved state up to its end, where its SHA-256 stands. */
 edge_status state_check(const edge_session *s, const edge_stream *stream, edge_error *error);

@@ -1,5 +1,6 @@
-/* Saved conversations: a header, pictures with the rows that may still run, the KV rows, their tokens (where rewinding needs them), the tokens that wait, the system
- * prompt, marks of turns, the pictures of KV rows, and the SHA-256 of all of it. Only a session of the same bundle and adapter loads them. */
+/* Saved conversations: a header, pictures with the rows that may still run, the KV rows, their tokens (where rewinding
+ * needs them), the tokens that wait, the system prompt, marks of turns, the pictures of KV rows, and the SHA-256 of all
+ * of it. Only a session of the same bundle and adapter loads them. */
 #include <string.h>
 
 #include "bundle.h"
@@ -7,6 +8,7 @@
 #include "given.h"
 #include "hash.h"
 #include "kv.h"
+#include "pass.h"
 #include "policy.h"
 #include "session.h"
 #include "stream.h"
@@ -26,7 +28,11 @@ typedef struct {
 } state_header;
 
 /* A picture without its rows, which follow if `held` is not 0. */
-typedef struct { uint8_t hash[32]; int32_t first; uint32_t count, width, down, across, held, grid_down, grid_across, whole, each; } saved_picture;
+typedef struct {
+    uint8_t hash[32];
+    int32_t first;
+    uint32_t count, width, down, across, held, grid_down, grid_across, whole, each;
+} saved_picture;
 
 static uint32_t held_marks(const edge_session *s)
 {
@@ -64,9 +70,9 @@ static bool put_pictures(const edge_session *s, hashed_stream *to)
 {
     for (uint32_t i = 0; i < pictures_of(s); i++) {
         const picture_rows *p = given_picture(s->given, i);
-        saved_picture saved = {.first = p->first, .count = p->count, .width = p->width, .down = p->down, .across = p->across,
-                               .held = p->rows != NULL, .grid_down = p->grid_down, .grid_across = p->grid_across, .whole = p->whole,
-                               .each = p->each};
+        saved_picture saved = {.first = p->first, .count = p->count, .width = p->width, .down = p->down,
+                               .across = p->across, .held = p->rows != NULL, .grid_down = p->grid_down,
+                               .grid_across = p->grid_across, .whole = p->whole, .each = p->each};
         memcpy(saved.hash, p->hash, sizeof saved.hash);
         if (!stream_put(to, &saved, sizeof saved) || (p->rows && !stream_put(to, p->rows, row_bytes(p))))
             return false;
@@ -91,9 +97,11 @@ static bool get_pictures(edge_session *s, hashed_stream *from, uint32_t count)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         saved_picture saved;
-        if (!stream_get(from, &saved, sizeof saved) || !saved.count || saved.count > c->capacity || saved.width != c->hidden * (1 + c->deepstack)
-            || saved.first < (int32_t)c->vocab || (uint32_t)saved.first > INT32_MAX - saved.count || !saved.down || !saved.across
-            || saved.down > MOST_TILES || saved.across > MOST_TILES || saved.whole > 1
+        if (!stream_get(from, &saved, sizeof saved)
+            || !saved.count || saved.count > c->capacity
+            || saved.width != c->hidden * (1 + c->deepstack)
+            || saved.first < (int32_t)c->vocab || (uint32_t)saved.first > INT32_MAX - saved.count
+            || !saved.down || !saved.across || saved.down > MOST_TILES || saved.across > MOST_TILES || saved.whole > 1
             || (uint64_t)saved.down * saved.across * (saved.down * saved.across > 1) * saved.each >= saved.count
             || (uint64_t)saved.grid_down * saved.grid_across != (c->components ? saved.count : 0))
             return false;
@@ -181,7 +189,8 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     if ((status = check_stream(s, stream, error)))
         return leave(s, status);
     if (s->tools && s->tools->given) /* which their answer is written differently for */
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the results wait for their answer: call edge_next, then save"));
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT,
+                                  "the results wait for their answer: call edge_next, then save"));
     state_header header = header_of(s);
     stream->length = header.length;
     if (stream->fd < 0 && !stream->buffer) /* the call only asks for the length */
@@ -192,7 +201,8 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     hashed_stream to = {.stream = stream};
     uint8_t digest[DIGEST];
     hash_start(&to.sum);
-    bool written = stream_put(&to, &header, sizeof header) && put_pictures(s, &to) && kv_save(s->rows, stream_put, &to) &&
+    bool written = pass_catch_up(s->pass) && stream_put(&to, &header, sizeof header) && put_pictures(s, &to) &&
+                   kv_save(s->rows, stream_put, &to) &&
                    stream_put(&to, s->run_ids, held_tokens(s, s->evicted) * sizeof *s->run_ids) &&
                    stream_put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
                    stream_put(&to, s->system, s->system_count * sizeof *s->system) &&
@@ -233,11 +243,17 @@ static edge_status get_header(const edge_session *s, hashed_stream *from, state_
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
     if (memcmp(&header->adapter, &ours.adapter, sizeof ours.adapter))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
-    if (header->rows > kv_capacity(s->rows))
-        return edge_fail(error, EDGE_FULL, "the saved state has %d KV rows, and this session room for %d", (int64_t)header->rows,
-                         (int64_t)kv_capacity(s->rows));
-    const bool right = header->waiting <= s->room && header->system <= s->model->config->capacity
-        && header->system_rows <= header->system && header->turn <= TURN_ANSWERED && header->turn != TURN_ANSWERING
+    if (header->rows > kv_most(s->rows))
+        return edge_fail(error, EDGE_FULL, "the saved state has %d KV rows, and this session room for %d",
+                         (int64_t)header->rows, (int64_t)kv_most(s->rows));
+    const uint32_t prefix = kv_prefix(s->rows); /* rows that no conversation lacks */
+    const bool right = header->waiting <= s->room
+        && header->system <= s->model->config->capacity
+        && header->rows >= prefix
+        && (!header->system_rows || header->system_rows >= prefix)
+        && header->system_rows <= header->system + prefix
+        && header->turn <= TURN_ANSWERED
+        && header->turn != TURN_ANSWERING
         && header->shown <= header->pictures;
     return right ? EDGE_OK : damaged(error);
 }
@@ -276,7 +292,8 @@ static edge_status load(edge_session *s, hashed_stream *from, const state_header
                 stream_get(from, s->marks, held_marks(s) * sizeof *s->marks) && get_shown(s, from);
     }
     for (uint32_t i = 0; right && i < held_marks(s); i++)
-        right = s->marks[i].count <= MOST_LEFT && s->marks[i].asked <= 1 && are_ids(s, s->marks[i].left, s->marks[i].count);
+        right = s->marks[i].count <= MOST_LEFT && s->marks[i].asked <= 1
+            && are_ids(s, s->marks[i].left, s->marks[i].count);
     hash_end(&from->sum, digest);
     if (!right || !stream_get(from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
         from->at != header->length || kv_length(s->rows) != header->rows)

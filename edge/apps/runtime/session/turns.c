@@ -1,4 +1,4 @@
-/* Answers come piece by piece, by the loop of edge/run/loop.py. */
+/* Answers come piece by piece, by the loop of edge/run/decoding/loop.py. */
 #include <math.h>
 #include <string.h>
 
@@ -72,7 +72,7 @@ static void run_prompt(edge_session *s)
     if (s->tools && s->finish != EDGE_INTERRUPTED)
         tools_start(s->tools, s->tools->asked);
     stops_start(s->stops);
-    if (constraint_holds(s->constraint))
+    if (has_form(s))
         constraint_start(s->constraint);
     start_sampler(s);
 }
@@ -88,7 +88,7 @@ static bool text_waits(const edge_session *s)
     return reads_calls(s) && calls_waits(s->tools->calls);
 }
 
-/* Appends text between calls, as much as there is room for. */
+/* Appends text between calls, up to the free room. */
 static void show_between(edge_session *s, bool *met)
 {
     size_t length = calls_text(s->tools->calls, s->fed, sizeof s->fed);
@@ -159,7 +159,7 @@ static void choose(edge_session *s)
 {
     bool met = false, ended = false;
     int32_t token = s->picked ? s->draft[1 + s->drafted - s->ahead]
-                  : constraint_holds(s->constraint) ? draw_within(s, &ended) : sampler_next(s->sampler, s->logits);
+                  : has_form(s) ? draw_within(s, &ended) : sampler_next(s->sampler, s->logits);
     s->failed = s->stuck || (token < 0 && !ended);
     if (s->failed)
         return;

@@ -125,23 +125,6 @@ void prepare_line(int32_t line[LINE])
     }
 }
 
-void own_line(int32_t line[LINE])
-{
-    (void)line;
-}
-
-int32_t line_owner(const int32_t line[LINE])
-{
-    (void)line;
-    return 0;
-}
-
-bool owner_ended(const int32_t line[LINE])
-{
-    (void)line;
-    return false;
-}
-
 int32_t edge_doze(int32_t *word, int32_t value)
 {
     waiting_line *own = (waiting_line *)word;

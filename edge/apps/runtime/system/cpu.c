@@ -60,7 +60,15 @@ static uint64_t isa_features(void)
     return found;
 }
 
-#elif defined(__APPLE__)
+#else
+
+/* i8mm stands for BF16, too, as in Armv8.6. */
+static uint64_t arm_features(bool dot, bool i8mm)
+{
+    return 1u << ISA_NEON | (dot ? 1u << ISA_DOTPROD : 0) | (dot && i8mm ? 1u << ISA_I8MM : 0);
+}
+
+#ifdef __APPLE__
 
 static bool has_feature(const char *name)
 {
@@ -71,19 +79,20 @@ static bool has_feature(const char *name)
 
 static uint64_t isa_features(void)
 {
-    bool dot = has_feature("hw.optional.arm.FEAT_DotProd"), i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
-    return 1u << ISA_NEON | (dot ? 1u << ISA_DOTPROD : 0) | (dot && i8mm ? 1u << ISA_I8MM : 0);
+    return arm_features(has_feature("hw.optional.arm.FEAT_DotProd"),
+                        has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16"));
 }
 
 #else
 
 static uint64_t isa_features(void)
 {
-    const uint64_t DOT = 1u << 20, MATRIX = 1u << 13; /* of Linux's asm/hwcap.h: HWCAP_ASIMDDP, HWCAP2_I8MM */
-    bool dot = getauxval(AT_HWCAP) & DOT, i8mm = getauxval(AT_HWCAP2) & MATRIX;
-    return 1u << ISA_NEON | (dot ? 1u << ISA_DOTPROD : 0) | (dot && i8mm ? 1u << ISA_I8MM : 0);
+    /* Of Linux's asm/hwcap.h: HWCAP_ASIMDDP; HWCAP2_I8MM and HWCAP2_BF16. */
+    const uint64_t DOT = 1u << 20, MATRIX = 3u << 13;
+    return arm_features(getauxval(AT_HWCAP) & DOT, (getauxval(AT_HWCAP2) & MATRIX) == MATRIX);
 }
 
+#endif
 #endif
 
 bool runs_isa(const char *name)

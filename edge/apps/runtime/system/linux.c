@@ -281,11 +281,6 @@ uint32_t fastest_cores(void)
 enum { FUTEX_WAIT_PRIVATE_ = 128, FUTEX_WAKE_PRIVATE_ = 129, FOREVER = 1 << 30 };
 enum { OWNER = 2, ENDED = 3 }; /* words of a line */
 
-void prepare_line(int32_t line[LINE])
-{
-    (void)line;
-}
-
 void own_line(int32_t line[LINE])
 {
     __atomic_store_n(&line[OWNER], (int32_t)system_call(SYSTEM_THREAD, 0, 0, 0, 0), __ATOMIC_RELAXED);

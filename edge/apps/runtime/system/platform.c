@@ -75,12 +75,6 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
     return status;
 }
 
-bool file_is_whole(const mapping *file)
-{
-    uint8_t last;
-    return !file->base || system_read_at(file->fd, &last, 1, file->end - 1) != 0;
-}
-
 bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size)
 {
     uint64_t start = file->end - file->size + at, done = 0;

@@ -21,7 +21,6 @@ void forget_memory(const void *memory, size_t size); /* drops whole pages of a m
 /* A mapped part of a file. fd: a duplicate, on Windows a handle; end: offset in the file of the end of `data`. */
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; int32_t fd; uint64_t end; } mapping;
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
-bool file_is_whole(const mapping *file);          /* false: cut short; reading the lost part ends the process */
 bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size); /* without mapping; false: cut short */
 void unmap_file(mapping *file);
 int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* returns bytes, fewer only at the end; -1: error */
@@ -45,14 +44,24 @@ bool bind_thread(uint64_t cpu_mask, cpu_binding *before);
 void unbind_thread(const cpu_binding *before);
 /* Called by compiled passes: sleep while *word == value (may return early), and wake all threads that sleep there. The word
  * is the first of a line, which was zero and then prepared. */
-void prepare_line(int32_t line[LINE]);
-/* The calling thread counts in this line. If the system ends the thread, which Linux alone does without ending the process,
- * those who wait for it go on within two seconds. */
-void own_line(int32_t line[LINE]);
-int32_t line_owner(const int32_t line[LINE]); /* the thread's id; 0: not yet, and on other systems than Linux */
-bool owner_ended(const int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
+#if defined(__APPLE__) || defined(EDGE_WAIT_ON_ADDRESS)
+void prepare_line(int32_t line[LINE]);
+#else
+static inline void prepare_line(int32_t line[LINE]) { (void)line; }
+#endif
+/* The calling thread counts in this line. If the system ends the thread, which Linux alone does without ending the process,
+ * those who wait for it go on within two seconds. line_owner: the thread's id; 0: not yet, and on other systems. */
+#if defined(__linux__) && !defined(EDGE_WAIT_ON_ADDRESS)
+void own_line(int32_t line[LINE]);
+int32_t line_owner(const int32_t line[LINE]);
+bool owner_ended(const int32_t line[LINE]);
+#else
+static inline void own_line(int32_t line[LINE]) { (void)line; }
+static inline int32_t line_owner(const int32_t line[LINE]) { return (void)line, 0; }
+static inline bool owner_ended(const int32_t line[LINE]) { return (void)line, false; }
+#endif
 int64_t edge_now(void); /* nanoseconds of now_seconds, for compiled passes: in pass.c, as the next */
 int64_t edge_worked(void); /* nanoseconds of thread_seconds */
 
@@ -79,6 +88,15 @@ void *system_map(int32_t fd, uint64_t at, uint64_t size); /* for reading; NULL *
 void system_unmap(void *base, uint64_t size);
 int64_t system_read_at(int32_t fd, void *to, uint64_t size, uint64_t at); /* returns bytes, perhaps fewer; 0: end; -1: error */
 int64_t system_read(int32_t fd, void *to, uint64_t size);            /* the same at the file's position */
+#ifdef __wasm__
+static inline bool file_is_whole(const mapping *file) { return (void)file, true; }
+#else
+static inline bool file_is_whole(const mapping *file) /* false: cut short; reading the lost part ends the process */
+{
+    uint8_t last;
+    return !file->base || system_read_at(file->fd, &last, 1, file->end - 1) != 0;
+}
+#endif
 int64_t system_write(int32_t fd, const void *from, uint64_t size);   /* returns bytes; -1: error */
 bool system_random(uint64_t *value);
 

@@ -296,28 +296,6 @@ uint32_t fastest_cores(void)
 
 /* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
-void prepare_line(int32_t line[LINE])
-{
-    (void)line;
-}
-
-void own_line(int32_t line[LINE])
-{
-    (void)line;
-}
-
-int32_t line_owner(const int32_t line[LINE])
-{
-    (void)line;
-    return 0;
-}
-
-bool owner_ended(const int32_t line[LINE])
-{
-    (void)line;
-    return false;
-}
-
 int32_t edge_doze(int32_t *word, int32_t value)
 {
     return WaitOnAddress(word, &value, sizeof value, INFINITE);

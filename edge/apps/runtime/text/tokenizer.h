@@ -13,7 +13,7 @@ edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at e
 /* Encodes a text block by block, as Tokenizer.encode_blocks, and passes the ids to `out` until it returns false; then
  * returns false, too. start: the text opens a prompt. special: control tokens are recognized. */
 bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to);
-/* The same for a short text in front of another: as if they were one. before: less than TEXT_BLOCK bytes, valid UTF-8. */
+/* Encodes `before` and `text` as one text. before: less than TEXT_BLOCK bytes, valid UTF-8. */
 bool tokenizer_encode_after(tokenizer *t, const char *before, const char *text, size_t length, ids_out out, void *to);
 const vocabulary *tokenizer_vocabulary(const tokenizer *t);
 

@@ -74,7 +74,7 @@ static uint32_t constant(call_writer *w, uint32_t index, uint32_t next)
     return call_mark_rule(w, quote, rules_bytes(w->r, it->text, it->length, call_mark_rule(w, quote, next)));
 }
 
-static uint32_t brace_value(call_writer *w, uint32_t shape, const char *type, uint32_t next);
+static uint32_t brace_value(call_writer *w, uint32_t shape, int type, uint32_t next);
 
 static uint32_t referred(call_writer *w, uint32_t reference, uint32_t next)
 {
@@ -89,14 +89,13 @@ static uint32_t referred(call_writer *w, uint32_t reference, uint32_t next)
     const uint32_t rule = rules_new(w->r); /* first its number: the schema may refer to itself */
     w->known[w->known_count].target = target;
     w->known[w->known_count++].rule = rule;
-    rules_set(w->r, rule, brace_value(w, target, NULL, END));
+    rules_set(w->r, rule, brace_value(w, target, 0, END));
     return rules_call(w->r, rule, next);
 }
 
-/* A value of this schema. type: in place of its own; NULL: its own. */
-static uint32_t brace_value(call_writer *w, uint32_t shape, const char *type, uint32_t next)
+/* A value of this schema. type: in place of its own; 0: its own. */
+static uint32_t brace_value(call_writer *w, uint32_t shape, int type, uint32_t next)
 {
-    static const char *const kinds[] = {"boolean", "null", "integer", "number", "string", "array", "object"};
     const json_tree *tree = w->in->tree;
     const span quote = w->choice->form->quote;
     const uint32_t reference = json_named(tree, shape, "$ref"), stated = type ? 0 : json_named(tree, shape, "type");
@@ -113,43 +112,39 @@ static uint32_t brace_value(call_writer *w, uint32_t shape, const char *type, ui
     }
     if (stated && value_at(w, stated)->kind == JSON_ARRAY) {
         for (each = value_at(w, stated)->child; each; each = value_at(w, each)->next)
-            for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-                if (json_is(value_at(w, each), kinds[i]))
-                    found = rules_either(w->r, found, brace_value(w, shape, kinds[i], next));
+            if ((type = schema_type_named(value_at(w, each))))
+                found = rules_either(w->r, found, brace_value(w, shape, type, next));
         return found;
     }
     for (int i = 0; i < 2 && !stated && !type; i++) {
         const uint32_t list = json_named(tree, shape, i ? "oneOf" : "anyOf");
         for (each = list ? value_at(w, list)->child : 0; each; each = value_at(w, each)->next)
-            found = rules_either(w->r, found, brace_value(w, each, NULL, next));
+            found = rules_either(w->r, found, brace_value(w, each, 0, next));
     }
     if (found != NEVER)
         return found;
     const conjunction own = {{{shape, 0}}, 1};
-    for (size_t i = 0; stated && i < sizeof kinds / sizeof *kinds; i++)
-        if (json_is(value_at(w, stated), kinds[i]))
-            type = kinds[i];
-    if (stated && !type) {
+    if (stated && !(type = schema_type_named(value_at(w, stated)))) {
         schema_malformed(w->in, "type");
         return NEVER;
     }
-    if ((type && !strcmp(type, "object")) || json_named(tree, shape, "properties") || json_named(tree, shape, "allOf"))
+    if (type == T_OBJECT || json_named(tree, shape, "properties") || json_named(tree, shape, "allOf"))
         return braces(w, &own, next);
-    if (!type || !strcmp(type, "string")) {
+    if (!type || type == T_STRING) {
         found = call_has_mark(w, quote) ? call_text(w, call_mark_rule(w, quote, next)) : call_until(w, quote, false, next);
         return call_mark_rule(w, quote, found);
     }
-    if (!strcmp(type, "array")) {
+    if (type == T_ARRAY) {
         const uint32_t items = json_named(tree, shape, "items"), rule = rules_new(w->r), end = call_word(w, "]", next);
-        rules_set(w->r, rule, items ? brace_value(w, items, NULL, END) : brace_value(w, 0, "string", END));
+        rules_set(w->r, rule, brace_value(w, items, items ? 0 : T_STRING, END));
         found = rules_repeat(w->r, call_word(w, ",", rules_call(w->r, rule, END)), 0, WITHOUT_END, end);
         return call_word(w, "[", rules_either(w->r, end, rules_call(w->r, rule, found)));
     }
-    if (*type == 'b')
+    if (type == T_BOOLEAN)
         return rules_either(w->r, call_word(w, "true", next), call_word(w, "false", next));
-    if (!strcmp(type, "null"))
+    if (type == T_NULL)
         return call_word(w, "null", next);
-    return schema_numbers(w->in, &own, type[0] == 'i', next);
+    return schema_numbers(w->in, &own, type == T_INTEGER, next);
 }
 
 /* ---- fields ----------------------------------------------------------------------------------------------------- */
@@ -177,7 +172,7 @@ static uint32_t write_field(call_writer *w, const field *of, uint32_t next)
     if (body == CALL_PYTHON)
         value = call_word(w, "=", python_value(w, &of->of, next));
     else
-        value = call_word(w, ":", shape || !of->of.count ? brace_value(w, shape, NULL, next) : braces(w, &of->of, next));
+        value = call_word(w, ":", shape || !of->of.count ? brace_value(w, shape, 0, next) : braces(w, &of->of, next));
     return rules_bytes(w->r, of->name.text, of->name.length, value);
 }
 

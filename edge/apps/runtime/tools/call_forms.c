@@ -177,7 +177,7 @@ static reading_result headed_call(call_reader *in)
  * edge/json_schema.py. root: where references lead. */
 static uint32_t property_of(const json_tree *tree, uint32_t root, uint32_t schema, span key, int depth, uint32_t *found)
 {
-    static const char *const joining[] = {"allOf", "anyOf", "oneOf"};
+    static const char joining[][6] = {"allOf", "anyOf", "oneOf"};
     uint32_t count = 0, each = json_member(tree, json_named(tree, schema, "properties"), key.bytes, key.length);
     if (each) {
         *found = each;
@@ -202,7 +202,7 @@ static uint32_t property_of(const json_tree *tree, uint32_t root, uint32_t schem
 /* Whether a value in tags is its text as it stands, as `is_text` of edge/json_schema.py. */
 bool tag_has_text(const json_tree *tree, uint32_t shape)
 {
-    static const char *const otherwise[] = {"anyOf", "oneOf", "allOf", "enum", "$ref", "const"};
+    static const char otherwise[][6] = {"anyOf", "oneOf", "allOf", "enum", "$ref", "const"};
     const uint32_t type = json_named(tree, shape, "type");
     if (!shape || tree->values[shape].kind != JSON_OBJECT)
         return true;

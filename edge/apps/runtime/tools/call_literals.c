@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "call_reader.h"
+#include "json.h"
 #include "rules.h"
 #include "utf8.h"
 
@@ -36,7 +37,7 @@ void trim_text(const uint8_t **text, size_t *length)
 
 const char *literal_of(const uint8_t *text, size_t length)
 {
-    static const char *const written[] = {"True", "False", "None", "true", "false", "null"};
+    static const char written[][6] = {"True", "False", "None", "true", "false", "null"};
     for (int i = 0; i < 6; i++)
         if (length == strlen(written[i]) && !memcmp(text, written[i], length))
             return written[3 + i % 3];
@@ -205,7 +206,7 @@ static reading_result read_literal(call_reader *in, int depth)
     const char *known = literal_of(word, length);
     if (known)
         return give_word(in, known);
-    if (is_json_number(word, length))
+    if (json_is_number((const char *)word, length))
         return give_json(in, (const char *)word, length);
     TRY(give_word(in, "\""));
     TRY(give_quoted(in, word, length));

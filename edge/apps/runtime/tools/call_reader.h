@@ -49,7 +49,6 @@ reading_result read_json(call_reader *in, bool kept, int depth);        /* a val
 /* A string of at most LONGEST_CALL_NAME characters. out: room for 4 bytes of each, and \0. */
 reading_result read_short(call_reader *in, char *out, size_t *length);
 reading_result give_escape(call_reader *in, uint32_t code);             /* a character, as JSON escapes it */
-bool is_json_number(const uint8_t *text, size_t length);
 bool is_json(const uint8_t *text, size_t length, uint8_t *first); /* *first: of its value */
 size_t unescape(const uint8_t *json, size_t length, char *out);         /* the inside of a JSON string as text */
 

@@ -24,7 +24,7 @@ static span name_of(const call_writer *w, uint32_t function)
 /* The schemas of a function's arguments: an object, which has none unless the schema speaks of them. */
 static void arguments_of(call_writer *w, uint32_t function, conjunction *found)
 {
-    static const char *const speaking[] = {"properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"};
+    static const char speaking[][21] = {"properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"};
     static const char object[] = "{\"type\": \"object\"}", empty[] = "{\"type\": \"object\", \"properties\": {}}";
     json_tree *tree = w->in->tree;
     const uint32_t stated = json_named(tree, function, "parameters");

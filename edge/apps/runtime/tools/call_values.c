@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "call_reader.h"
+#include "json.h"
 #include "rules.h"
 #include "utf8.h"
 
@@ -48,11 +49,9 @@ reading_result give_escape(call_reader *in, uint32_t code)
 
 reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length)
 {
-    static const char names[] = "bfnrt\"\\", meant[] = "\b\f\n\r\t\"\\";
     for (size_t i = 0; i < length; i++) {
-        const char *known = text[i] ? strchr(meant, text[i]) : NULL;
-        const char pair[] = {'\\', known ? names[known - meant] : 0};
-        if (known)
+        const char letter = json_letter(text[i]), pair[] = {'\\', letter};
+        if (letter)
             TRY(give_json(in, pair, 2));
         else if (text[i] < ' ')
             TRY(give_escape(in, text[i]));
@@ -119,7 +118,7 @@ static reading_result read_string(call_reader *in, bool kept)
             continue;
         }
         NEXT(in, byte);
-        if (byte <= 0 || !strchr("\"\\/bfnrtu", byte))
+        if (byte < 0 || (byte != 'u' && !json_meant(byte)))
             return READ_OTHER;
         in->at++;
         for (int i = 0; byte == 'u' && i < 4; i++, in->at++) {
@@ -142,37 +141,6 @@ static reading_result pass_blanks(call_reader *in, bool kept)
         if (byte == ' ')
             TRY(keep(in, kept, " ", 1));
     }
-}
-
-static size_t digits_of(const uint8_t *text, size_t length)
-{
-    size_t count = 0;
-    while (count < length && text[count] >= '0' && text[count] <= '9')
-        count++;
-    return count;
-}
-
-bool is_json_number(const uint8_t *text, size_t length)
-{
-    size_t at = length && text[0] == '-', count = digits_of(text + at, length - at);
-    if (!count || (count > 1 && text[at] == '0'))
-        return false;
-    at += count;
-    if (at < length && text[at] == '.') {
-        count = digits_of(text + at + 1, length - at - 1);
-        if (!count)
-            return false;
-        at += 1 + count;
-    }
-    if (at < length && (text[at] | 32) == 'e') {
-        at++;
-        at += at < length && (text[at] == '+' || text[at] == '-');
-        count = digits_of(text + at, length - at);
-        if (!count)
-            return false;
-        at += count;
-    }
-    return at == length;
 }
 
 static bool is_word(const uint8_t *text, size_t length, const char *word)
@@ -198,7 +166,7 @@ reading_result read_json(call_reader *in, bool kept, int depth)
         }
         const size_t length = (size_t)(in->text + in->at - word);
         if ((byte < 0 && !in->strict) || length > LONGEST_CALL_NAME || byte >= 0x80
-            || !(is_word(word, length, "true") || is_word(word, length, "false") || is_word(word, length, "null") || is_json_number(word, length)))
+            || !(is_word(word, length, "true") || is_word(word, length, "false") || is_word(word, length, "null") || json_is_number((const char *)word, length)))
             return READ_OTHER;
         return keep(in, kept, word, length);
     }
@@ -239,7 +207,6 @@ static uint32_t four_digits(const uint8_t *at)
 
 size_t unescape(const uint8_t *json, size_t length, char *out)
 {
-    static const char names[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     char *to = out;
     for (size_t i = 0; i < length;) {
         if (json[i] != '\\') {
@@ -247,7 +214,7 @@ size_t unescape(const uint8_t *json, size_t length, char *out)
             continue;
         }
         if (json[i + 1] != 'u') {
-            *to++ = meant[strchr(names, json[i + 1]) - names];
+            *to++ = json_meant(json[i + 1]);
             i += 2;
             continue;
         }

@@ -1,5 +1,6 @@
-/* Parts of prompts with tools as tokens. As in edge/model/model.py, texts of tools, names and identifiers are encoded together with
- * the template's text around them, unless a control token would appear in them; a system's text and results on their own. */
+/* Parts of prompts with tools as tokens. As in edge/model/model.py, texts of tools, names and identifiers are encoded
+ * together with the template's text around them, unless a control token would appear in them; a system's text and
+ * results on their own. */
 #include <string.h>
 
 #include "tokenizer.h"

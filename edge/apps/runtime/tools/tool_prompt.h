@@ -1,6 +1,6 @@
-/* What the chat template writes of tools and results, by section TOOLS, which edge/apps/sections/tools_file.py makes: a tools_config,
- * tool_mark[marks], tool_item[…] of all parts in their order, then without gaps the texts of the config, of the marks, and of the
- * items. */
+/* What the chat template writes of tools and results, by section TOOLS, which edge/apps/sections/tools_file.py makes: a
+ * tools_config, tool_mark[marks], tool_item[…] of all parts in their order, then without gaps the texts of the config,
+ * of the marks, and of the items. */
 #ifndef EDGE_TOOL_PROMPT_H
 #define EDGE_TOOL_PROMPT_H
 
@@ -19,7 +19,7 @@ typedef struct {
     const char *texts[TOOL_PARTS];   /* of the items of each part */
 } tool_template;
 
-/* Fails for a model whose template apps cannot write tools by. linked: whether the library has the code for tools. */
+/* Fails if apps cannot write tools as the model's template does. linked: whether the library has the code for tools. */
 edge_status tool_template_check(const edge_model *model, bool linked, edge_error *error);
 /* Reads section TOOLS. */
 edge_status tool_template_find(const edge_model *model, tool_template *found, edge_error *error);

@@ -49,7 +49,7 @@ static bool is_name(const json_value *it)
 /* Checks a tool as edge/model/chat/messages.py does. */
 static edge_status check_tool(const json_tree *tree, uint32_t tool, uint32_t number, edge_error *error)
 {
-    static const char *const elsewhere[] = {"$ref", "allOf", "anyOf", "oneOf"};
+    static const char elsewhere[][6] = {"$ref", "allOf", "anyOf", "oneOf"};
     const uint32_t function = tool_function(tree, tool), name = json_named(tree, function, "name");
     const uint32_t kind = json_named(tree, tool, "type"), parameters = json_named(tree, function, "parameters");
     if (tree->values[tool].kind != JSON_OBJECT || tree->values[function].kind != JSON_OBJECT)

@@ -132,7 +132,7 @@ static void named(describer *d, const char *text, bool first, int depth)
 
 static void value(describer *d, uint32_t index, int depth)
 {
-    static const char *const python[] = {"None", "False", "True"}, *const json[] = {"null", "false", "true"};
+    static const char python[][6] = {"None", "False", "True"}, json[][6] = {"null", "false", "true"};
     const json_value *values = d->tree->values, *it = values + index;
     if (it->kind <= JSON_TRUE) {
         own(d, (flag(d, TOOLS_REPR) ? python : json)[it->kind - JSON_NULL]);

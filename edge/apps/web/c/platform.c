@@ -136,12 +136,6 @@ bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size)
     return host_row((double)at, to, (uint32_t)size) == (int32_t)size;
 }
 
-bool file_is_whole(const mapping *file)
-{
-    (void)file;
-    return true;
-}
-
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
     *anonymous = *swapped = 0; /* a page has no process of its own */
@@ -178,23 +172,6 @@ __attribute__((noinline)) static int32_t wait_on(int32_t *word, int32_t value, i
     return __builtin_wasm_memory_atomic_wait32(word, value, nanoseconds);
 }
 
-void own_line(int32_t line[LINE])
-{
-    (void)line;
-}
-
-int32_t line_owner(const int32_t line[LINE])
-{
-    (void)line;
-    return 0;
-}
-
-bool owner_ended(const int32_t line[LINE])
-{
-    (void)line;
-    return false;
-}
-
 int32_t edge_doze(int32_t *word, int32_t value)
 {
     return wait_on(word, value, -1);
@@ -203,11 +180,6 @@ int32_t edge_doze(int32_t *word, int32_t value)
 int32_t edge_wake(int32_t *word)
 {
     return (int32_t)__builtin_wasm_memory_atomic_notify(word, UINT32_MAX);
-}
-
-void prepare_line(int32_t line[LINE])
-{
-    (void)line;
 }
 
 /* ---- clocks ------------------------------------------------------------------------------------------------------ */

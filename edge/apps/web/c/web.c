@@ -202,6 +202,12 @@ int32_t web_set_adapter(uint32_t given, double scale)
     return edge_set_adapter(session, given ? &stream : NULL, scale, &failure);
 }
 
+/* Here, since an export in gpu.c would keep that file, and its imports, in modules of sites without WebGPU. */
+int32_t web_scale(void *values, uint32_t bytes, double scale)
+{
+    return rows_scale(values, bytes, model->config->kv_dtype == KV_F32, (float)scale);
+}
+
 const edge_usage *web_use(void)
 {
     static edge_usage use = {.size = sizeof use};

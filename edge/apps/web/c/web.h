@@ -9,13 +9,17 @@
  *                           fewer at its end
  *     env.gpu(job)          i32, runs a pass on the page's GPU; returns 1, or the number of tokens that it has chosen; 0: the
  *                           module must run this pass; -1: the module must run all passes from now on, and may verify
- *                           drafts. job: 31 words, addresses and numbers of pass_input (accelerator.h), in the order of
+ *                           drafts. job: 36 words, addresses and numbers of pass_input (accelerator.h), in the order of
  *                           gpu.c
+ *     env.adapt(at, piece, size, scale)
+ *                           i32, takes bytes of an adapter's part for the GPU, from f64 `at` of it, and multiplies its
+ *                           matrices B by f64 `scale`, by web_scale; size 0: removes the adapter. Returns 0 if a value
+ *                           overflows, otherwise 1
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, at f64 `at`; returns bytes
  *
  * So neither a state nor a table of embeddings needs memory of the module. Modules of models without a table do not import
- * env.row, and those of sites without WebGPU do not import env.gpu. None of these functions may throw. env.gpu may suspend
- * web_append and web_next (JavaScript's promise integration).
+ * env.row, and those of sites without WebGPU import neither env.gpu nor env.adapt. None of these functions may throw. env.gpu
+ * may suspend web_append and web_next (JavaScript's promise integration).
  *
  * Each thread is an instance of its own with the same memory. The first thread makes all calls but web_thread. For another
  * thread it calls web_stack(number); that thread's instance first sets its `__stack_pointer` to the result, then calls
@@ -73,6 +77,8 @@ WEB_API(web_check) int32_t web_check(void);              /* from env.read: wheth
 WEB_API(web_load) int32_t web_load(void);                /* from env.read */
 /* given: 1: reads an adapter from env.read; 0: removes it. Forgets the whole conversation. */
 WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);
+/* With a GPU: multiplies values of an adapter's part for it, float16 or float32; returns 0 if one overflows, otherwise 1. */
+WEB_API(web_scale) int32_t web_scale(void *values, uint32_t bytes, double scale);
 WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
 /* As edge_constrain. */
 WEB_API(web_constrain) int32_t web_constrain(int32_t form, const char *text, uint32_t bytes);
@@ -93,7 +99,8 @@ WEB_API(web_hearing) edge_hearing *web_hearing(void);
 WEB_API(web_listen) int32_t web_listen(const void *ears, uint32_t bytes, const char *language, const char *prompt);
 WEB_API(web_hear) int32_t web_hear(const float *samples, uint32_t count); /* returns the number of samples that were taken */
 WEB_API(web_segment) const edge_segment *web_segment(void);               /* of the last web_hear */
-/* Shows a picture, RGBA [height][width]. file: eyes.edge, which may go behind the call. tokens: at most; 0: the model's default. */
+/* Shows a picture, RGBA [height][width]. file: eyes.edge, which may go behind the call. tokens: at most; 0: the model's
+ * default. */
 WEB_API(web_image) int32_t web_image(const void *file, uint32_t bytes, const void *pixels, uint32_t width, uint32_t height,
                                      uint32_t tokens);
 WEB_API(web_image_tokens) int32_t web_image_tokens(uint32_t width, uint32_t height, uint32_t tokens);

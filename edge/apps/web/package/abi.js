@@ -87,7 +87,7 @@ export const INFO = [
 export const HEARING = [
   // generated: Hearing
   ["rate", "Uint32", 4, 0], ["translate", "Flag", 12, 0], ["temperature", "Float64", 24, -1],
-  ["everything", "Flag", 32, 0], ["alone", "Flag", 36, 0], ["live", "Flag", 40, 0],
+  ["everything", "Flag", 32, 0], ["alone", "Flag", 36, 0], ["live", "Flag", 40, 0], ["words", "Flag", 44, 0],
   // end
 ];
 
@@ -95,7 +95,7 @@ export const HEARING = [
 export const SEGMENT = [
   // generated: Segment
   ["id", "Uint32", 4], ["finish", "Uint32", 8], ["text", "Text", 12], ["start", "Float64", 24], ["end", "Float64", 32],
-  ["language", "Text", 40], ["temperature", "Float64", 56], ["avgLogprob", "Float64", 64],
+  ["language", "Text", 40], ["words", "Text", 44], ["temperature", "Float64", 56], ["avgLogprob", "Float64", 64],
   ["compressionRatio", "Float64", 72], ["noSpeechProb", "Float64", 80], ["heard", "Float64", 88],
   // end
 ];

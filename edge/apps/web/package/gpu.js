@@ -2,11 +2,13 @@
  * The passes of a model on the page's GPU (WebGPU), by programs that `edge export --gpu` wrote: gpu.bin.
  *
  * The KV rows are in the module's memory, and the device has a copy. Before a pass the device gets the tiles that the module
- * has changed; after it the module gets the new rows. So the module can run any pass itself, such as one in which the device
- * is lost, and it evicts, rotates and saves rows as without a GPU.
+ * has changed; after it the module gets the new rows. Fixed states of recurrent layers are large: they come with one of some
+ * steps and at the end of an answer, and the module can run the tokens between again. So it can run any pass itself, such as
+ * one in which the device is lost, and it evicts, rotates and saves rows as without a GPU.
  */
 
-import { STATE, TOP } from "./programs.js";
+import { anglesOf, layerInputs, startOf, storeStates, takeLogits, takeTokens, takeTop, words } from "./exchange.js";
+import { TOP } from "./programs.js";
 import { Race } from "./race.js";
 import { Arena, placeOf, TILE } from "./rows.js";
 
@@ -22,9 +24,15 @@ const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8
 const LIMITS = { maxStorageBufferBindingSize: 2 ** 27, maxBufferSize: 2 ** 28 }; // guaranteed by every device
 
 /** @typedef {{name: string, pipeline: any, layout: any}} Kernel */
+/** @typedef {import("./exchange.js").States} States */
 /** @typedef {import("./rows.js").Part} Part */
 /** @typedef {import("./rows.js").Place} Place */
-/** @typedef {{pipeline: any, group: any, x: number, y: number, per: number}} Step */
+/**
+ * matrices: the step runs only if an adapter changes one of them (adapted), or none.
+ * @typedef {{
+ *   pipeline: any, group: any, x: number, y: number, per: number, matrices: number[], adapted: boolean
+ * }} Step
+ */
 
 /** Why this browser cannot use a GPU; null if it may. @returns {string | null} */
 export function whyNone() {
@@ -51,10 +59,18 @@ export class Gpu {
   #arenas = [];
   /** @type {Record<string, Step[]>} */
   #recorded = {};
+  /** Those of #recorded that run with this adapter. @type {Record<string, Step[]>} */
+  #steps = {};
+  /** For each matrix that may have an adapter: 1: it has one. @type {Uint8Array} */
+  #changed;
+  /** An adapter's part that came before the device was ready. @type {Uint8Array | null} */
+  #waiting = null;
   /** Ends the wait for the device. @type {(error: Error) => void} */
   #abandon = () => {};
   /** Positions as the device has them. */
   #sent;
+  /** States that the device has written since the module got them; null: there are none. @type {States | null} */
+  #newer = null;
   /** Whether the device has normals. */
   #reflects = false;
   /** @type {Race | null} */
@@ -62,12 +78,16 @@ export class Gpu {
   #verdicts;
   #adapter = "";
 
-  /** @param {any} programs see readPrograms @param {import("./race.js").Verdicts | null} verdicts of earlier races; null: no race */
+  /**
+   * @param {any} programs see readPrograms
+   * @param {import("./race.js").Verdicts | null} verdicts of earlier races; null: no race
+   */
   constructor(programs, verdicts) {
     this.programs = programs;
     this.#verdicts = verdicts;
     this.#race = verdicts && new Race();
     this.#sent = new Int32Array(programs.positions);
+    this.#changed = new Uint8Array(programs.adapted.length);
   }
 
   /**
@@ -81,7 +101,7 @@ export class Gpu {
       await this.#open(software);
       const compiled = this.#compile();
       compiled.catch(() => {}); // it is awaited after the weights
-      await load({ length: Infinity, set: (bytes, at) => this.#put(bytes, at) });
+      await load({ length: Infinity, set: (bytes, at) => this.#put(bytes, at, "weights") });
       this.#record(await compiled);
       for (const pass of ["STEP", "CHUNK", "LAST"]) this.#submit(pass, 1); // without tokens, since the tables are zero
       await this.#wait(this.#device.queue.onSubmittedWorkDone(), FIRST);
@@ -89,6 +109,8 @@ export class Gpu {
         const error = await this.#device.popErrorScope();
         if (error) throw new Error(`${what}: ${error.message}`);
       }
+      if (!this.#failed && this.#waiting) this.#put(this.#waiting, 0, "lora");
+      this.#waiting = null;
       if (!this.#failed) this.why = null;
     } catch (error) {
       this.fail(/** @type {any} */ (error).message);
@@ -103,8 +125,9 @@ export class Gpu {
     this.why = why.split("\n")[0];
     this.#abandon(new Error(this.why));
     this.#device?.destroy();
-    this.#recorded = {};
+    this.#recorded = this.#steps = {};
     this.#buffers = [];
+    this.#waiting = null;
   }
 
   /** @param {boolean} software */
@@ -123,22 +146,25 @@ export class Gpu {
       if (verdict.lost) throw new Error(this.raced);
     }
     const largest = (/** @type {{size: number}[]} */ all) => Math.max(...all.map(({ size }) => size));
-    const { parts, buffers, chunk, vocab } = this.programs;
+    const { parts, buffers, chunk, vocab, states } = this.programs;
     const needed = { maxStorageBufferBindingSize: largest(parts), maxBufferSize: largest(buffers) };
     /** @type {Record<string, number>} */
     const requiredLimits = {};
     for (const [name, bytes] of Object.entries(needed)) {
-      if (adapter.limits[name] < bytes) throw new Error(`the GPU's ${name} is ${adapter.limits[name]}: the model needs ${bytes}`);
+      const most = adapter.limits[name];
+      if (most < bytes) throw new Error(`the GPU's ${name} is ${most}: the model needs ${bytes}`);
       if (bytes > LIMITS[/** @type {"maxBufferSize"} */ (name)]) requiredLimits[name] = bytes;
     }
     const device = (this.#device = await adapter.requestDevice({ requiredLimits }));
     device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
-    device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => this.fail(`the GPU failed: ${error.message}`));
+    device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => {
+      this.fail(`the GPU failed: ${error.message}`);
+    });
     for (const kind of ["out-of-memory", "validation"]) device.pushErrorScope(kind);
     this.#buffers = buffers.map((/** @type {any} */ { size }) => this.#buffer(size, STORAGE | COPY_DST | COPY_SRC));
     this.#arenas = this.programs.arenas.map((/** @type {any} */ each) => new Arena(each, this.programs.staged));
     const rows = this.#arenas.reduce((sum, { form, bytes }) => sum + (form.heads.length * chunk + TILE) * bytes, 0);
-    this.#mapped = this.#buffer(4 * vocab + rows, MAP_READ | COPY_DST);
+    this.#mapped = this.#buffer(4 * vocab + rows + (buffers[states]?.size ?? 0), MAP_READ | COPY_DST);
   }
 
   /** @param {number} size @param {number} usage */
@@ -151,13 +177,52 @@ export class Gpu {
     this.#device.queue.writeBuffer(this.#buffers[buffer], at, data);
   }
 
-  /** Writes bytes of the file of weights to their buffers. @param {Uint8Array} bytes @param {number} at */
-  #put(bytes, at) {
+  /**
+   * Writes bytes of weights, or of an adapter's part, to their buffers.
+   * @param {Uint8Array} bytes
+   * @param {number} at
+   * @param {"weights" | "lora"} content
+   */
+  #put(bytes, at, content) {
     if (this.#failed) throw new Error(this.why ?? "");
-    this.programs.buffers.forEach((/** @type {any} */ { size, weights, loaded }, /** @type {number} */ number) => {
-      const [from, to] = [Math.max(at, weights), Math.min(at + bytes.length, weights + size)];
-      if (loaded && from < to) this.#write(number, from - weights, bytes.subarray(from - at, to - at));
+    this.programs.buffers.forEach((/** @type {any} */ { size, [content]: place }, /** @type {number} */ number) => {
+      const [from, to] = [Math.max(at, place), Math.min(at + bytes.length, place + size)];
+      if (from < to) this.#write(number, from - place, bytes.subarray(from - at, to - at));
     });
+  }
+
+  /**
+   * Takes bytes of an adapter's part for the GPU, whose first have the flags of all matrices; size 0: removes the adapter.
+   * Returns 0 if a value overflows with this scale, otherwise 1: env.adapt of web.h.
+   *
+   * @param {WebAssembly.Memory} memory @param {number} at of the part @param {number} from address @param {number} size
+   * @param {(from: number, size: number) => number} scaled multiplies values in memory
+   */
+  adapt(memory, at, from, size, scaled) {
+    const { adapted, lora } = this.programs;
+    let finite = 1;
+    for (const { first, end } of adapted) {
+      const [begin, stop] = [Math.max(at, first), Math.min(at + size, end)];
+      if (begin < stop) finite &= scaled(from + begin - at, stop - begin);
+    }
+    const piece = new Uint8Array(memory.buffer, from, size).slice();
+    if (!at) {
+      this.#choose(size ? piece.subarray(0, adapted.length) : new Uint8Array(adapted.length));
+      this.#race &&= new Race(); // since the times of both engines change
+    }
+    if (this.why === null) this.#put(piece, at, "lora");
+    else if (!size) this.#waiting = null;
+    else if (!this.#failed) (this.#waiting ??= new Uint8Array(lora)).set(piece, at);
+    return finite;
+  }
+
+  /** Chooses the steps of an adapter that changes these matrices. @param {Uint8Array} changed */
+  #choose(changed) {
+    this.#changed = changed;
+    this.#steps = Object.fromEntries(Object.entries(this.#recorded).map(([pass, steps]) => [pass,
+      steps.filter(({ matrices, adapted }) => (
+        !matrices.length || matrices.some((each) => changed[each]) === adapted
+      ))]));
   }
 
   /** @returns {Promise<Kernel[]>} */
@@ -183,7 +248,8 @@ export class Gpu {
     for (const [pass, dispatches] of Object.entries(/** @type {Record<string, any[]>} */ (passes))) {
       const numbers = new Int32Array((dispatches.length * ALIGNMENT) / 4);
       const uniform = this.#buffer(numbers.byteLength, UNIFORM | COPY_DST);
-      this.#recorded[pass] = dispatches.map(({ kernel, parts, scalars, groups: [x, y], per }, at) => {
+      this.#recorded[pass] = dispatches.map(({ kernel, parts, scalars, groups, per, matrices, adapted }, at) => {
+        const [x, y] = groups;
         numbers.set([...scalars, x - 1], (at * ALIGNMENT) / 4);
         const { pipeline, layout } = kernels[kernel];
         const resources = parts.map((/** @type {number} */ part) => {
@@ -191,11 +257,15 @@ export class Gpu {
           return { buffer: this.#buffers[buffer], offset, size };
         });
         resources.push({ buffer: uniform, offset: at * ALIGNMENT, size: ALIGNMENT });
-        const entries = resources.map((/** @type {any} */ resource, /** @type {number} */ binding) => ({ binding, resource }));
-        return { pipeline, group: this.#device.createBindGroup({ layout, entries }), x, y, per };
+        const entries = resources.map(
+          (/** @type {any} */ resource, /** @type {number} */ binding) => ({ binding, resource }),
+        );
+        const group = this.#device.createBindGroup({ layout, entries });
+        return { pipeline, group, x, y, per, matrices, adapted: adapted === 1 };
       });
       this.#device.queue.writeBuffer(uniform, 0, numbers);
     }
+    this.#choose(this.#changed);
   }
 
   /**
@@ -208,14 +278,18 @@ export class Gpu {
    */
   async run(memory, job) {
     const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, picks, most, bans,
-      banned, chosen, normals, inputs, vectors, padded, ...rest] = new Uint32Array(memory.buffer, job, 31);
+      banned, chosen, normals, inputs, vectors, padded, at, values, changed, behind, settles, ...rest] =
+      new Uint32Array(memory.buffer, job, 36);
+    const states = { at, values, behind };
     const rows = most || count;
     const turn = this.#race?.turn(count, this.why === null);
     if (turn?.raced) {
       this.raced = turn.raced;
-      await this.#verdicts?.keep(this.#adapter, { raced: turn.raced, lost: turn.lost });
-      if (turn.lost) this.fail(turn.raced);
+      this.#race = null;
+      if (!this.#changed.includes(1)) await this.#verdicts?.keep(this.#adapter, { raced: turn.raced, lost: turn.lost });
     }
+    if (turn?.cpu || turn?.lost) await this.settle(memory);
+    if (turn?.lost) this.fail(turn.raced);
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
       return this.#failed ? LEFT : 0;
@@ -224,8 +298,13 @@ export class Gpu {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
       this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
       if (normals && !this.#reflects) this.#sendNormals(memory, normals);
-      if (inputs) this.#sendInputs(memory, inputs, vectors, padded);
-      this.#prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned });
+      if (inputs) this.#write(this.programs.layer_inputs, 0, layerInputs(memory, this.programs, inputs, vectors, padded));
+      const stale = new Uint8Array(memory.buffer, changed, 1);
+      if (values && stale[0]) this.#write(this.programs.states, 0, new Float32Array(memory.buffer, at, values));
+      stale[0] = 0;
+      this.#prepare(memory, {
+        tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned,
+      });
       for (let step = 0; step < most; step++) for (const pass of ["STEP", "PICKED"]) this.#submit(pass, 1);
       if (!most) this.#submit(count === 1 ? "STEP" : "CHUNK", count);
       if (count > 1) this.#submit("LAST", 1);
@@ -234,13 +313,19 @@ export class Gpu {
       const own = { starts: words(memory, starts, all_heads), lengths: words(memory, lengths, all_heads) };
       const parts = this.#arenas.flatMap((arena) => arena.appended(own, rows));
       const { programs } = this;
-      const wanted = most ? [programs.tokens, 4 * programs.chunk, 4 * most] : picks ? [programs.found, programs.top_at, 8 * TOP]
+      const wanted = most ? [programs.tokens, 4 * programs.chunk, 4 * most]
+        : picks ? [programs.found, programs.top_at, 8 * TOP]
         : [programs.logits, 0, 4 * programs.vocab];
-      const found = await this.#read(wanted, parts);
+      const found = await this.#read(wanted, parts, settles ? 4 * values : 0);
       if (most) takeTokens(new Int32Array(found, 0, most), new Int32Array(memory.buffer, chosen, most));
-      else if (picks) takeTop(new Uint32Array(found, 0, 2 * TOP), new Float32Array(memory.buffer, logits, programs.vocab));
-      else takeLogits(new Float32Array(found, 0, programs.vocab), new Float32Array(memory.buffer, logits, programs.vocab));
+      else {
+        const into = new Float32Array(memory.buffer, logits, programs.vocab);
+        if (picks) takeTop(new Uint32Array(found, 0, 2 * TOP), into);
+        else takeLogits(new Float32Array(found, 0, programs.vocab), into);
+      }
       for (const part of parts) part.arena.store(memory, places[this.#arenas.indexOf(part.arena)], part, found);
+      if (settles && values) storeStates(memory, states, found);
+      this.#newer = settles || !values ? null : states;
       this.#mapped.unmap();
       this.passes.gpu++;
       this.#race?.ran(rows);
@@ -252,7 +337,25 @@ export class Gpu {
     }
   }
 
-  /** Sends the tiles of rows that the module has changed. @param {WebAssembly.Memory} memory @param {Arena} arena @param {Place} place */
+  /** Gives the module the states that only the device has. @param {WebAssembly.Memory} memory */
+  async settle(memory) {
+    const states = this.#newer;
+    this.#newer = null;
+    if (!states || this.#failed || !new Uint32Array(memory.buffer, states.behind, 1)[0]) return;
+    try {
+      storeStates(memory, states, await this.#read([this.programs.states, 0, 4 * states.values], [], 0));
+      this.#mapped.unmap();
+    } catch (error) {
+      this.fail(/** @type {any} */ (error).message);
+    }
+  }
+
+  /**
+   * Sends the tiles of rows that the module has changed.
+   * @param {WebAssembly.Memory} memory
+   * @param {Arena} arena
+   * @param {Place} place
+   */
   #upload(memory, arena, place) {
     const changed = new Uint8Array(memory.buffer, place.changed, place.rows / TILE);
     for (let first = changed.indexOf(1); first >= 0; first = changed.indexOf(1, first)) {
@@ -263,27 +366,20 @@ export class Gpu {
     }
   }
 
-  /** Sends tokens, and the tables that kernels read. @param {WebAssembly.Memory} memory @param {Record<string, number>} job */
-  #prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned }) {
+  /**
+   * Sends tokens, and the tables that kernels read.
+   * @param {WebAssembly.Memory} memory
+   * @param {Record<string, number>} job
+   */
+  #prepare(memory, job) {
+    const { tokens, count, rows, position, angles, stride } = job;
+    const { temperatures, starts, lengths, positions, bans, banned } = job;
     const { programs } = this;
-    const { tables, kinds, largest_head: head, all_heads: heads, pairs_rotated: pairs } = programs;
-    const start = new Uint32Array(programs.angles);
-    [start[STATE.COUNT], start[STATE.POSITION], start[STATE.WANTED]] = [count, position, 1];
-    start[STATE.BANNED] = banned;
-    start.set(words(memory, bans, banned), STATE.BANS);
-    start.set(words(memory, starts, heads), programs.starts);
-    start.set(words(memory, lengths, heads), programs.lengths);
-    this.#write(tables, 0, start);
-    for (let kind = 0; kind < kinds && pairs; kind++) {
-      const all = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * rows);
-      const own = new Float32Array(2 * pairs * rows); // cosines, then sines, of each pair
-      for (let row = 0; row < rows; row++) {
-        for (let pair = 0; pair < pairs; pair++) {
-          own[2 * row * pairs + pair] = all[2 * row * head + 2 * pair];
-          own[(2 * row + 1) * pairs + pair] = all[(2 * row + 1) * head + 2 * pair + 1];
-        }
-      }
-      this.#write(tables, 4 * (programs.angles + kind * programs.angle_rows * 2 * pairs), own);
+    const { tables } = programs;
+    this.#write(tables, 0, startOf(memory, programs, { count, position, starts, lengths, bans, banned }));
+    for (let kind = 0; kind < programs.kinds && programs.pairs_rotated; kind++) {
+      const at = programs.angles + kind * programs.angle_rows * 2 * programs.pairs_rotated;
+      this.#write(tables, 4 * at, anglesOf(memory, programs, angles + 4 * kind * stride, rows));
     }
     if (temperatures) this.#write(tables, 4 * programs.temperatures, words(memory, temperatures, count).slice());
     this.#sendPositions(new Int32Array(memory.buffer, positions, this.#sent.length));
@@ -313,23 +409,9 @@ export class Gpu {
     this.#reflects = true;
   }
 
-  /**
-   * Sends the vectors that tokens have for each layer.
-   *
-   * @param {WebAssembly.Memory} memory @param {number} inputs @param {number} vectors of all tokens
-   * @param {number} padded values of each in the module
-   */
-  #sendInputs(memory, inputs, vectors, padded) {
-    const { layer_inputs: buffer, input_stride: stride } = this.programs;
-    const all = new Float32Array(memory.buffer, inputs, vectors * padded);
-    const own = new Float32Array(vectors * stride);
-    for (let each = 0; each < vectors; each++) own.set(all.subarray(each * padded, (each + 1) * padded), each * stride);
-    this.#write(buffer, 0, own);
-  }
-
   /** @param {string} pass @param {number} tokens */
   #submit(pass, tokens) {
-    const steps = this.#recorded[pass];
+    const steps = this.#steps[pass];
     const most = Math.max(1, Math.floor(WORK / tokens));
     for (let at = 0; at < steps.length; at += most) {
       const encoder = this.#device.createCommandEncoder();
@@ -338,7 +420,11 @@ export class Gpu {
     }
   }
 
-  /** Waits for `work`; throws if the device is lost or does not answer in time. @param {Promise<any>} work @param {number} patience ms */
+  /**
+   * Waits for `work`; throws if the device is lost or does not answer in time.
+   * @param {Promise<any>} work
+   * @param {number} patience ms
+   */
   async #wait(work, patience) {
     let timer = 0;
     try {
@@ -354,13 +440,12 @@ export class Gpu {
   }
 
   /**
-   * Reads bytes of a buffer, and rows.
+   * Reads bytes of a buffer, rows, and fixed states, which come last. Valid until the buffer is unmapped.
    *
-   * @param {number[]} what a buffer, an offset, bytes
-   * @param {Part[]} parts
-   * @returns {Promise<ArrayBuffer>} valid until the buffer is unmapped
+   * @param {number[]} what a buffer, an offset, bytes @param {Part[]} parts @param {number} fixed bytes of the states
+   * @returns {Promise<ArrayBuffer>}
    */
-  async #read([from, offset, bytes], parts) {
+  async #read([from, offset, bytes], parts, fixed) {
     const { queue } = this.#device;
     const read = this.#mapped;
     let at = bytes;
@@ -369,7 +454,7 @@ export class Gpu {
     for (const part of parts) {
       const { pairs, mover } = part.arena.form;
       this.#write(pairs, 0, part.pairs);
-      encode(encoder, this.#recorded[mover], part.rows.length);
+      encode(encoder, this.#steps[mover], part.rows.length);
       for (const [buffer, from, size] of part.arena.staged(part.rows.length)) {
         part.at.push(at);
         encoder.copyBufferToBuffer(this.#buffers[buffer], from, read, at, size);
@@ -378,39 +463,11 @@ export class Gpu {
       queue.submit([encoder.finish()]); // before the pairs of the next part are written
       encoder = this.#device.createCommandEncoder();
     }
+    if (fixed) encoder.copyBufferToBuffer(this.#buffers[this.programs.states], 0, read, at, fixed);
     queue.submit([encoder.finish()]);
-    await this.#wait(read.mapAsync(READ, 0, at), PATIENCE);
-    return read.getMappedRange(0, at);
+    await this.#wait(read.mapAsync(READ, 0, at + fixed), PATIENCE);
+    return read.getMappedRange(0, at + fixed);
   }
-}
-
-const NAN = "the GPU computed no number (NaN)";
-
-/** Copies the tokens that the device has chosen. @param {Int32Array} found @param {Int32Array} into */
-function takeTokens(found, into) {
-  if (found.some((token) => token < 0)) throw new Error(NAN);
-  into.set(found);
-}
-
-/** @param {Float32Array} found @param {Float32Array} into */
-function takeLogits(found, into) {
-  if (found.some(Number.isNaN)) throw new Error(NAN);
-  into.set(found);
-}
-
-/** The largest logits, as pairs of a key and an id; all others become −∞. @param {Uint32Array} found @param {Float32Array} into */
-function takeTop(found, into) {
-  if (found[0] === 0xffffffff) throw new Error(NAN);
-  const words = new Uint32Array(into.buffer, into.byteOffset, into.length);
-  into.fill(-Infinity);
-  for (let at = 0; at < 2 * Math.min(TOP, into.length); at += 2) {
-    words[found[at + 1]] = found[at] >>> 31 ? found[at] ^ 0x80000000 : ~found[at];
-  }
-}
-
-/** @param {WebAssembly.Memory} memory @param {number} address @param {number} count */
-function words(memory, address, count) {
-  return new Uint32Array(memory.buffer, address, count);
 }
 
 /** @param {any} encoder @param {Step[]} steps @param {number} tokens */

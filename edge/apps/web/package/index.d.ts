@@ -106,6 +106,8 @@ export interface TranscribeOptions {
   alone?: boolean;
   /** The sound is made meanwhile: a window ends at a pause, instead of after 30 s. */
   live?: boolean;
+  /** Each word gets its times. */
+  words?: boolean;
   // end
   signal?: AbortSignal;
   /** Budgets, as in StreamOptions. */
@@ -126,6 +128,8 @@ export interface Segment {
   end: number;
   /** The code of the language; empty: not yet known. */
   language: string;
+  /** If asked for, in JSON: a list of objects with word, start, end, probability; else empty. */
+  words: string;
   /** Of the window it was found in, as the next three. */
   temperature: number;
   /** Mean natural logarithm of the probabilities of tokens. */
@@ -263,7 +267,7 @@ export class Session {
   load(state: Uint8Array): Promise<void>;
   /** A LoRA adapter that `edge export-adapter` has made, from now on: its address, or its bytes; null: none. The whole
    * conversation is forgotten. scale: of its change; default: 1. Fails with unsupported if the site has no room for
-   * adapters (`info.loraRank`), with bad-file for one of another model. */
+   * adapters (`info.loraRank`), or a GPU that the file has no part for; with bad-file for one of another model. */
   setAdapter(adapter: string | URL | Uint8Array | null, options?: { scale?: number }): Promise<void>;
   tokenize(text: string, special?: boolean): Promise<Int32Array>;
   /** Show a picture, which stands before the text of the next call of `stream`, `ask` or `past`; several in their order. The

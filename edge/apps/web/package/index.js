@@ -91,8 +91,25 @@ export class Session {
   /** @param {string | Int32Array} text @param {any} [options] */
   async *stream(text, { signal, role = "user", onPrompt, ...options } = {}) {
     this.#claim();
-    /** @type {string[]} */
-    const pieces = [];
+    const answer = this.#told("answer", { text, role, options: this.#named(options) }, signal, ({ report, prompt }) => {
+      this.report = report;
+      if (prompt && prompt.done < prompt.asked) onPrompt?.(prompt.done, prompt.asked); // last: it may throw
+    });
+    try {
+      for await (const { piece } of answer) if (piece) yield piece;
+    } finally {
+      this.#busy = false;
+    }
+  }
+
+  /**
+   * What a call tells, as it comes. Whoever leaves early cancels it.
+   * @param {string} call @param {any} values @param {AbortSignal} [signal]
+   * @param {(event: any) => void} [tell] is called at once, also then
+   */
+  async *#told(call, values, signal, tell = () => {}) {
+    /** @type {any[]} */
+    const events = [];
     let wake = () => {};
     let ended = false;
     /** @type {any} */
@@ -100,27 +117,22 @@ export class Session {
     const cancel = () => this.#cancel();
     signal?.addEventListener("abort", cancel, { once: true });
     const answer = this.#remote
-      .call("answer", { text, role, options: this.#named(options) }, ({ piece, report, prompt }) => {
-        this.report = report;
-        if (piece) pieces.push(piece);
-        wake();
-        if (prompt && prompt.done < prompt.asked) onPrompt?.(prompt.done, prompt.asked); // last: it may throw
-      })
+      .call(call, values, (event) => (events.push(event), wake(), tell(event)))
       .catch((error) => (failure = error))
       .finally(() => ((ended = true), wake()));
     if (signal?.aborted) cancel();
     try {
       for (;;) {
-        while (pieces.length) yield /** @type {string} */ (pieces.shift());
+        while (events.length) yield events.shift();
         if (ended) break;
-        await new Promise((/** @type {(value?: any) => void} */ done) => ((wake = done), (ended || pieces.length) && done()));
+        await new Promise((/** @type {(value?: any) => void} */ done) => ((wake = done), (ended || events.length) && done()));
       }
       if (failure) throw failure;
+      return await answer;
     } finally {
       signal?.removeEventListener("abort", cancel);
       if (!ended) cancel();
       await answer;
-      this.#busy = false;
     }
   }
 
@@ -240,26 +252,16 @@ export class Session {
    */
   async *transcribe(sound, { signal, time, energy, power, ...hearing }) {
     this.#claim();
-    const cancel = () => this.#cancel();
-    /** @type {any[]} */
-    const found = [];
-    const hear = async (/** @type {Float32Array} */ samples) =>
-      this.#remote.call("hear", samples, ({ segment }) => found.push(segment));
-    signal?.addEventListener("abort", cancel, { once: true });
     try {
       signal?.throwIfAborted();
       await this.#remote.call("listen", { hearing, options: this.#named({ time, energy, power }) });
       let finish = null;
-      for await (const samples of sound instanceof Float32Array ? [sound] : sound) {
-        if (samples.length) finish = await hear(samples);
-        yield* found.splice(0);
+      for await (const samples of pieces(sound)) {
+        finish = yield* this.#told("hear", samples, signal);
         if (finish) break;
       }
-      finish ??= await hear(new Float32Array(0));
-      yield* found.splice(0);
       this.report = { finish };
     } finally {
-      signal?.removeEventListener("abort", cancel);
       this.#busy = false;
     }
   }
@@ -324,6 +326,15 @@ export class Edge {
   static async forget(url) {
     for (const name of await namesOf(url)) await forget(name);
   }
+}
+
+/**
+ * Samples in the arrays that they come in; an empty one is the end.
+ * @param {Float32Array | AsyncIterable<Float32Array>} sound
+ */
+async function* pieces(sound) {
+  for await (const samples of sound instanceof Float32Array ? [sound] : sound) if (samples.length) yield samples;
+  yield new Float32Array(0);
 }
 
 /** The pixels of a picture, upright. @param {ImageBitmapSource} source */

@@ -3,7 +3,12 @@
  */
 
 /** @typedef {(memory: WebAssembly.Memory, address: number, size: number) => number} Transfer */
-/** @typedef {(memory: WebAssembly.Memory, job: number) => Promise<number>} Pass on a GPU: env.gpu of web.h */
+/** @typedef {(from: number, size: number) => number} Scaled web_scale with an adapter's scale */
+/**
+ * A GPU: env.gpu and env.adapt of web.h.
+ * @typedef {{run: (memory: WebAssembly.Memory, job: number) => Promise<number>,
+ *   adapt: (memory: WebAssembly.Memory, at: number, from: number, size: number, scaled: Scaled) => number}} Device
+ */
 
 import { CODES, FORMS, HEARING, INFO, NAMES, OPTIONS, ROLES, SEGMENT, USAGE } from "./abi.js";
 
@@ -30,7 +35,7 @@ export class EdgeError extends Error {
  *
  * @param {WebAssembly.Module} module
  * @param {WebAssembly.Memory} memory
- * @param {{write: Transfer, read: Transfer, row: (to: Uint8Array, at: number) => number, gpu?: Pass}} [host] which only the
+ * @param {{write: Transfer, read: Transfer, row: (to: Uint8Array, at: number) => number, gpu?: Device, scale?: (from: number, size: number, scale: number) => number}} [host] which only the
  * first thread needs
  */
 export async function instantiate(module, memory, host) {
@@ -46,7 +51,9 @@ export async function instantiate(module, memory, host) {
       new Uint8Array(memory.buffer).set(bytes, to >>> 0);
       return count;
     },
-    gpu: host?.gpu ? new Suspending((/** @type {number} */ job) => host.gpu?.(memory, job >>> 0)) : () => -1,
+    gpu: host?.gpu ? new Suspending((/** @type {number} */ job) => host.gpu?.run(memory, job >>> 0)) : () => -1,
+    adapt: (/** @type {number} */ at, /** @type {number} */ piece, /** @type {number} */ size, /** @type {number} */ scale) =>
+      host?.gpu?.adapt(memory, at, piece >>> 0, size >>> 0, (...values) => (scale !== 1 && host.scale?.(...values, scale)) || 1) ?? 1,
   };
   const instance = await WebAssembly.instantiate(module, { env });
   return /** @type {any} */ (instance.exports);
@@ -102,7 +109,7 @@ export class Engine {
   /**
    * @param {WebAssembly.Module} module
    * @param {WebAssembly.Memory} memory
-   * @param {Pass | null} [gpu]
+   * @param {Device | null} [gpu]
    */
   static async make(module, memory, gpu = null) {
     const engine = new Engine(module, memory);
@@ -110,7 +117,7 @@ export class Engine {
       write: (...all) => engine.#state.write(...all),
       read: (...all) => engine.#state.read(...all),
       row: (...all) => engine.#row(...all),
-      ...(gpu && { gpu }),
+      ...(gpu && { gpu, scale: (from, size, scale) => engine.exports.web_scale(from, size, scale) }),
     });
     if (gpu) {
       const { web_append, web_next } = engine.exports;

@@ -50,7 +50,7 @@ const calls = {
     const memory = makeMemory(web.memory);
     const module = await compile(url, manifest, web.modules[isa], opening.signal);
     const prepare = await chooseGpu(url, manifest, options, opening.signal);
-    engine = await Engine.make(module, memory, gpu && ((...job) => /** @type {Gpu} */ (gpu).run(...job)));
+    engine = await Engine.make(module, memory, gpu);
     const isolated = globalThis.crossOriginIsolated === true;
     const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
     const several = isolated && count > 1; // the encoder of a model that hears has threads of its own
@@ -133,6 +133,7 @@ const calls = {
       }
       if (finish) report.finish = FINISHES[finish];
       tell({ piece: decoder.decode(bytes, { stream: true }), report, prompt: token < 0 && { done, asked } });
+      if (finish) await gpu?.settle(engine.memory);
       if (finish) return report;
       await turn(); // a message may cancel it
       if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
@@ -152,7 +153,7 @@ const calls = {
       const { taken, segment } = engine.hear(samples.subarray(at));
       const { finish, ...found } = segment;
       at += taken;
-      if (segment.text) tell({ segment: found });
+      if (segment.text) tell(found);
       if (finish) return FINISHES[finish];
       if (at === samples.length && at) return null; // a call without any would end the sound
       await turn(); // a message may cancel it

@@ -1,13 +1,7 @@
 /** The page of a model that hears: what is said is typed, on the device. */
-import { saidOf } from "./chat/chat.js";
-import { copyButton, icon, iconButton } from "./chat/dom.js";
+import { copyButton } from "./chat/dom.js";
+import { SpeakButton } from "./chat/speaking.js";
 import { listenTo } from "./edge/index.js";
-
-const FAILURES = /** @type {Record<string, string>} */ ({
-  NotAllowedError: "The microphone is blocked: allow it for this page",
-  NotFoundError: "There is no microphone",
-  NotReadableError: "The microphone is used by another program",
-});
 
 /**
  * @param {import("./edge/index.js").Session} session
@@ -16,43 +10,30 @@ const FAILURES = /** @type {Record<string, string>} */ ({
  */
 export function makeListening(session, form, line) {
   const text = /** @type {HTMLTextAreaElement} */ (form.querySelector("textarea"));
-  const button = iconButton("microphone", "", () => (stop ? stop() : listen()));
-  /** @type {(() => void) | null} ends the recording */
-  let stop = null;
-
-  /** @param {string} label @param {"microphone" | "stop"} shape @param {string} [said] */
-  function show(label, shape, said = "") {
-    button.ariaLabel = button.title = label;
-    button.replaceChildren(icon(shape));
-    line.className = "hint";
-    line.textContent = said;
-  }
+  const speak = new SpeakButton(text, line, listen);
 
   async function listen() {
-    stop = () => {}; // until the microphone is there
+    speak.end = () => {}; // until the microphone is there
     let words = false;
     try {
       const microphone = await listenTo();
-      stop = () => (microphone.stop(), show("Writing the rest", "stop", "Writing what was said"));
-      show("End the recording", "stop", "Listening: what you say is written at each pause");
+      speak.end = () => (microphone.stop(), speak.show("Writing the rest", "stop", "Writing what was said"));
+      speak.show("End the recording", "stop", "Listening: what you say is written at each pause");
       for await (const segment of session.transcribe(microphone.samples, { rate: microphone.rate, live: true })) {
         words = true;
         type(segment.text.trim());
       }
-      show("Speak", "microphone", words ? "" : "No words were heard");
+      speak.show("Speak", "microphone", words ? "" : "No words were heard");
     } catch (error) {
-      show("Speak", "microphone");
-      line.className = "hint bad";
-      line.textContent = FAILURES[/** @type {any} */ (error).name] ?? saidOf(error);
+      speak.fail(error);
     } finally {
-      stop = null;
+      speak.end = null;
     }
   }
 
   /** @param {string} said */
   function type(said) {
-    const before = text.value.slice(0, text.selectionStart);
-    text.setRangeText(/\S$/.test(before) ? ` ${said}` : said, text.selectionStart, text.selectionEnd, "end");
+    speak.type(said);
     text.dispatchEvent(new Event("input", { bubbles: true }));
     text.scrollTop = text.scrollHeight;
   }
@@ -63,7 +44,6 @@ export function makeListening(session, form, line) {
   text.ariaLabel = "What was said";
   text.rows = 6;
   send.replaceWith(copyButton("Copy", () => text.value));
-  if (navigator.mediaDevices && window.AudioWorkletNode) text.after(button);
-  else line.textContent = "This browser gives pages no microphone: open the page by https";
-  show("Speak", "microphone", line.textContent ?? "");
+  if (navigator.mediaDevices && window.AudioWorkletNode) text.after(speak.button);
+  else speak.show("Speak", "microphone", "This browser gives pages no microphone: open the page by https");
 }

@@ -1,5 +1,6 @@
 /** The chat page: one conversation with the model of this site, which survives a reload. */
 import { Chat, joulesText, saidOf } from "./chat/chat.js";
+import { element } from "./chat/dom.js";
 import { forgetChat, keepChat, readChat } from "./chats.js";
 import { Edge } from "./edge/index.js";
 import { makeListening } from "./listening.js";
@@ -140,8 +141,8 @@ function describe({ name, license, policy, capacity, threads, isolated, stored, 
   };
   find("facts").replaceChildren(
     ...Object.entries(facts).flatMap(([term, said]) => [
-      Object.assign(document.createElement("dt"), { textContent: term }),
-      Object.assign(document.createElement("dd"), { textContent: said }),
+      element("dt", { textContent: term }),
+      element("dd", { textContent: said }),
     ]),
   );
 }
@@ -226,9 +227,7 @@ async function open() {
     progress.hidden = true;
     status.className = "bad";
     status.textContent = saidOf(error);
-    const again = Object.assign(document.createElement("button"), { type: "button", className: "again", textContent: "Try again" });
-    again.onclick = () => (again.remove(), open());
-    status.append(" ", again);
+    status.append(" ", element("button", { type: "button", className: "again", textContent: "Try again", onclick: open }));
   }
 }
 

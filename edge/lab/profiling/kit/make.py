@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from typing import Any
 from edge.apps.bundle import Bundle, make_sections, prepare
 from edge.apps.library import (
     STATIC,
-    Toolchain,
     compile_sources,
     find_toolchain,
+    link_program,
     make_library,
-    run_compiler,
 )
+from edge.apps.mini import SENSORS
 from edge.apps.sections.model_file import MODEL, trusted_source, write_model
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.targets import choose_target
@@ -38,7 +38,7 @@ from edge.lab.prediction.efficiency import weight_shares
 from edge.lab.prediction.work import Work, work_of
 from edge.lab.profiling.profile import ModelFacts, Settings, model_facts
 from edge.model.model import Model
-from edge.model.spec import model_key
+from edge.model.structure.spec import model_key
 from edge.plan.plan import Plan
 from edge.storage.fingerprint import fingerprint
 from edge.storage.versions import own_versions
@@ -47,8 +47,8 @@ KIND, SCHEMA = "edge kit", 1
 PROGRAM, DESCRIPTION = "edge-profile", "kit.json"
 CEILINGS_S, QUICK_CEILINGS_S = 4.0, 1.0
 
-_HERE = Path(__file__).parent
-_SOURCES = ("kit.c", "output.c", "ceilings.c", "cores.c", "machine.c", "energy.c", "files.c")
+_FOLDER = Path(__file__).parent / "program"
+_SOURCES = (*sorted(_FOLDER.glob("*.c")), *sorted(SENSORS.glob("*.c")))
 _COMPILE = ("-std=gnu11", "-O2", "-w", "-pthread")
 
 Progress = Callable[[str, float], None]
@@ -95,7 +95,7 @@ def make_kit(
     check_folder(folder, _is_kit, force=force)
     toolchain = find_toolchain(profile.arch, "linux")
     isa = choose_target().name if profile.name == HOST else profile.isa
-    bundle = prepare(model, profile, settings.options(), isa and [isa])
+    bundle = prepare(model, profile, settings.options(), isa and [isa], mtp=False)
     kit = describe_kit(bundle, called, settings, quick)
     text = json.dumps(asdict(kit))
     sections, found = make_sections(bundle), fingerprint(model.path)
@@ -106,8 +106,8 @@ def make_kit(
             progress=partial(tell, "compiling"),
         )  # fmt: skip
         (work / "kit.h").write_text(_header(kit, text), encoding="utf-8")
-        objects = compile_sources(toolchain, _COMPILE, [_HERE / name for name in _SOURCES], work)
-        _link(toolchain, objects, work / STATIC, made / PROGRAM)
+        objects = compile_sources(toolchain, _COMPILE, _SOURCES, work)
+        link_program(toolchain, objects, work / STATIC, made / PROGRAM)
         write_model(
             made / MODEL, sections, bytes.fromhex(found.sha256), model.file, bundle.layout,
             partial(tell, "packing weights"),
@@ -172,13 +172,6 @@ def _header(kit: Kit, text: str) -> str:
     lines += [f"#define {name} {value!r}" for name, value in quantities.items()]
     lines += [f"#define CONTEXTS {', '.join(map(str, kit.contexts or [0]))}", f"#define KIT_JSON {literal}"]
     return "\n".join([*lines, ""])
-
-
-def _link(toolchain: Toolchain, objects: list[Path], library: Path, program: Path) -> None:
-    """Link a program that needs no library of its system. With zig, use musl, which links statically."""
-    words = [each.replace("-linux-gnu", "-linux-musl") for each in toolchain.compiler]
-    chosen = replace(toolchain, compiler=tuple(words)) if "ziglang" in words else toolchain
-    run_compiler(chosen, "-static", "-s", "-pthread", *objects, library, "-lm", "-Wl,--gc-sections", "-o", program)
 
 
 def _is_kit(folder: Path) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from edge.apps.bundle import MANIFEST, check_target, describe, make_sections, manifest_text, prepare, seal
+from edge.apps.bundle import describe, make_sections, prepare
+from edge.apps.manifest import MANIFEST, check_target, manifest_text, seal
 from edge.apps.module import make_own_module
 from edge.apps.sections.model_file import MODEL, trusted_source, write_model
 from edge.apps.site import HEADERS_FILE, write_package
@@ -37,7 +38,7 @@ def make_page(
     """Make `folder`, which any web server can serve. called: the user's name for the model. Raises as `make_kit`."""
     tell = progress or (lambda _step, _part: None)
     check_target(folder, force=force)
-    bundle = prepare(model, find_profile("web"), settings.options())
+    bundle = prepare(model, find_profile("web"), settings.options(), mtp=False)
     kit = describe_kit(bundle, called, settings, quick)
     sections, found = make_sections(bundle), fingerprint(model.path)
     with new_folder(folder) as made:

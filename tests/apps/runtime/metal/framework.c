@@ -304,7 +304,7 @@ static object *new_pipeline(object *o, const char *s, object *function, object *
                 "void metal_call(void **from) { metal::call(%s, from); }\n}\n", function->parent->text, function->text,
                 function->text);
         fclose(file);
-        snprintf(command, sizeof command, "c++ -std=c++17 -O1 -w -fPIC -shared -I'" METAL_INCLUDE "' '%s' -o '%s.o' && "
+        snprintf(command, sizeof command, "c++ -std=c++17 -O0 -w -fPIC -shared -I'" METAL_INCLUDE "' '%s' -o '%s.o' && "
                  "mv '%s.o' '%s' && rm '%s'", source, source, source, library, source);
         if (system(command))
             return fail("the C++ compiler has failed", 1, error);

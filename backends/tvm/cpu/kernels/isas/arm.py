@@ -7,9 +7,34 @@ from collections.abc import Iterator, Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.isas.generic import Float16Instructions, add, repeated
+from edge.backends.tvm.cpu.kernels.isas.generic import PAIRS, BFloat16Instructions, Float16Instructions, add, repeated
 from edge.backends.tvm.cpu.kernels.isas.registers import bytes_of, joined, quarters_of
 from edge.backends.tvm.cpu.kernels.vectors import Value, half, let, pure, spread
+
+_PAIRS = """
+declare <4 x float> @llvm.aarch64.neon.bfdot.v4f32.v8bf16(<4 x float>, <8 x bfloat>, <8 x bfloat>)
+
+define <16 x float> @edge_pair(<16 x float> %first, <16 x float> %second) alwaysinline {
+  %one = fptrunc <16 x float> %first to <16 x bfloat>
+  %other = fptrunc <16 x float> %second to <16 x bfloat>
+  %pairs = shufflevector <16 x bfloat> %one, <16 x bfloat> %other, <32 x i32> <PAIRS>
+  %lanes = bitcast <32 x bfloat> %pairs to <16 x float>
+  ret <16 x float> %lanes
+}
+
+define <8 x float> @edge_neighbours(<16 x float> %values) alwaysinline {
+  %short = fptrunc <16 x float> %values to <16 x bfloat>
+  %lanes = bitcast <16 x bfloat> %short to <8 x float>
+  ret <8 x float> %lanes
+}
+
+define <4 x float> @edge_dot_pairs(<4 x float> %sums, <4 x float> %a, <4 x float> %b) alwaysinline {
+  %x = bitcast <4 x float> %a to <8 x bfloat>
+  %y = bitcast <4 x float> %b to <8 x bfloat>
+  %more = call <4 x float> @llvm.aarch64.neon.bfdot.v4f32.v8bf16(<4 x float> %sums, <8 x bfloat> %x, <8 x bfloat> %y)
+  ret <4 x float> %more
+}
+""".replace("PAIRS", PAIRS)
 
 
 class Neon(Float16Instructions):
@@ -60,8 +85,17 @@ class DotProd(Neon):
         return map(joined, sums)
 
 
-class I8mm(DotProd):
-    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token uses sdot."""
+class I8mm(BFloat16Instructions, DotProd):
+    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token uses sdot. bfdot: 4 sums of 2
+    products of BF16; CPUs with one of the two extensions have both (Armv8.6-A)."""
+
+    pins = _PAIRS
+
+    def dot_pairs(self, sums: Value, a: Value, b: Value) -> Value:
+        quarters = zip(*(quarters_of(T.reinterpret("int32x16", each)) for each in (sums, a, b)), strict=True)
+        floats = ([T.reinterpret("float32x4", each) for each in three] for three in quarters)
+        dots = [let(T.call_extern("float32x4", "edge_dot_pairs", *three)) for three in floats]
+        return let(T.reinterpret("float32x16", joined([T.reinterpret("int32x4", each) for each in dots])))
 
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None

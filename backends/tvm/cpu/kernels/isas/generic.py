@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from tvm.tirx.script.builder import ir as T
@@ -39,6 +39,57 @@ class Isa(Protocol):
     def to_f16(self, values: Value) -> Value:
         """16 float32 lanes rounded to float16, as uint16."""
         ...
+
+
+@runtime_checkable
+class PairIsa(Isa, Protocol):
+    """An instruction set that multiplies pairs of BF16. A lane holds a pair; the type of its 32 bits is float32."""
+
+    def pair(self, first: Value, second: Value) -> Value:
+        """Each lane of both vectors as a pair."""
+        ...
+
+    def neighbours(self, values: Value) -> Value:
+        """Neighbouring lanes as 8 pairs."""
+        ...
+
+    def dot_pairs(self, sums: Value, a: Value, b: Value) -> Value:
+        """sums + the products of both halves of each lane, float32."""
+        ...
+
+
+@runtime_checkable
+class ByteIsa(Isa, Protocol):
+    """An instruction set that adds products of four unsigned and four signed bytes to each lane."""
+
+    def products(self, sums: Value, unsigned: Value, signed: Value) -> Value:
+        """sums + the products of the four bytes of each lane."""
+        ...
+
+    def quadruples(self, lines: Value) -> Value:
+        """4 lines of 16 bytes, transposed: a lane has the bytes of one place."""
+        ...
+
+
+QUADRUPLES = [4 * line + place for place in range(4) for line in range(4)]
+"""The order of 16 bytes or words, four by four, transposed."""
+
+
+PAIRS = ", ".join(f"i32 {lane}, i32 {lane + 16}" for lane in range(16))
+"""LLVM's order of the lanes of two vectors, as pairs."""
+
+
+class BFloat16Instructions:
+    """The methods of `PairIsa`, by the functions edge_pair, edge_neighbours and edge_dot_pairs among `pins`."""
+
+    def pair(self, first: Value, second: Value) -> Value:
+        return let(T.call_extern("float32x16", "edge_pair", first, second))
+
+    def neighbours(self, values: Value) -> Value:
+        return let(T.call_extern("float32x8", "edge_neighbours", values))
+
+    def dot_pairs(self, sums: Value, a: Value, b: Value) -> Value:
+        return let(T.call_extern("float32x16", "edge_dot_pairs", sums, a, b))
 
 
 class Generic:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.isas.generic import Float16Instructions, add, repeated
+from edge.backends.tvm.cpu.kernels.isas.generic import (
+    PAIRS,
+    QUADRUPLES,
+    BFloat16Instructions,
+    Float16Instructions,
+    add,
+    repeated,
+)
 from edge.backends.tvm.cpu.kernels.vectors import Value, half, ints, lanes_of, let, pinned, pins, pure, spread
 
 
@@ -64,14 +71,11 @@ class Avx512Vnni(Float16Instructions):
         return sums
 
     def products(self, sums: Value, unsigned: Value, signed: Value) -> Value:
-        """sums + the products of the four bytes of each lane."""
         bytes_of = (T.reinterpret("int8x64", each) for each in (unsigned, signed))
         return let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *bytes_of))
 
     def quadruples(self, lines: Value) -> Value:
-        """4 lines of 16 bytes, transposed: a lane has the bytes of one place."""
-        places = [4 * line + place for place in range(4) for line in range(4)]
-        words, order = T.Shuffle([let(T.reinterpret("int32x16", lines))], places), repeated(places, 16)
+        words, order = T.Shuffle([let(T.reinterpret("int32x16", lines))], QUADRUPLES), repeated(QUADRUPLES, 16)
         bytes_of = (T.reinterpret("int8x64", let(each)) for each in (words, order))
         return let(T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *bytes_of)))
 
@@ -80,8 +84,8 @@ class Avx512Vnni(Float16Instructions):
         return T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *arguments))
 
 
-class Avx512Bf16(Avx512Vnni):
-    """vdpbf16ps: 16 sums of 2 products of BF16. A lane holds a pair; the type of its 32 bits is float32 here."""
+class Avx512Bf16(BFloat16Instructions, Avx512Vnni):
+    """vdpbf16ps: 16 sums of 2 products of BF16."""
 
     pins = """
 declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
@@ -108,19 +112,7 @@ define <16 x float> @edge_dot_pairs(<16 x float> %sums, <16 x float> %a, <16 x f
   %more = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
   ret <16 x float> %more
 }
-""".replace("PAIRS", ", ".join(f"i32 {lane}, i32 {lane + 16}" for lane in range(16)))
-
-    def pair(self, first: Value, second: Value) -> Value:
-        """Each lane of both vectors as a pair."""
-        return let(T.call_extern("float32x16", "edge_pair", first, second))
-
-    def neighbours(self, values: Value) -> Value:
-        """Neighbouring lanes as 8 pairs."""
-        return let(T.call_extern("float32x8", "edge_neighbours", values))
-
-    def dot_pairs(self, sums: Value, a: Value, b: Value) -> Value:
-        """sums + the products of both halves of each lane, float32."""
-        return let(T.call_extern("float32x16", "edge_dot_pairs", sums, a, b))
+""".replace("PAIRS", PAIRS)
 
 
 class AvxVnni(Avx2):
@@ -131,9 +123,25 @@ class AvxVnni(Avx2):
     def _half(self, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         sums = ints(0, 8)
         for register, word in zip(weights, x, strict=True):
-            arguments = (T.reinterpret("int8x32", each) for each in (_unsigned(register, largest), spread(word, 8)))
-            sums = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", sums, *arguments))
+            sums = self._products(sums, _unsigned(register, largest), spread(word, 8))
         return sums
+
+    def products(self, sums: Value, unsigned: Value, signed: Value) -> Value:
+        halves = ([half(each, which, "int32x8") for each in (sums, unsigned, signed)] for which in (0, 1))
+        return let(T.vectorcombine("int32x16", *(self._products(*three) for three in halves)))
+
+    def quadruples(self, lines: Value) -> Value:
+        words, order = let(T.Shuffle([let(T.reinterpret("int32x16", lines))], QUADRUPLES)), repeated(QUADRUPLES, 8)
+        halves = (
+            [T.reinterpret("int8x32", each) for each in (half(words, which, "int32x8"), order)] for which in (0, 1)
+        )
+        turned = (pure("int8x32", "llvm.x86.avx2.pshuf.b", *two) for two in halves)
+        return let(T.vectorcombine("int32x16", *(T.reinterpret("int32x8", each) for each in turned)))
+
+    def _products(self, sums: Value, unsigned: Value, signed: Value) -> Value:
+        """For 8 of the 16 lanes."""
+        bytes_of = (T.reinterpret("int8x32", each) for each in (unsigned, signed))
+        return let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", sums, *bytes_of))
 
 
 def _unsigned(weights: Value, largest: int | None) -> Value:

@@ -27,13 +27,7 @@ public final class EdgeModel: @unchecked Sendable {
     /// Throws `EdgeError` with `.badFile` if there is no model.edge of this version.
     public init(path: String) throws {
         var opened: OpaquePointer?
-        try path.withCString { path in
-            var source = edge_source()
-            source.size = UInt32(MemoryLayout<edge_source>.size)
-            source.path = path
-            source.fd = -1
-            try EdgeError.check { edge_open(&source, &opened, &$0) }
-        }
+        try withSource(path) { source in try EdgeError.check { edge_open(&source, &opened, &$0) } }
         guard let opened else { throw EdgeError(code: .noMemory, message: "there is no memory for the model") }
         handle = opened
         var found = edge_model_info()
@@ -60,5 +54,16 @@ public final class EdgeModel: @unchecked Sendable {
         _ options: EdgeOptions = EdgeOptions(), sensors: (@Sendable () -> Readings)? = EdgeModel.systemSensors
     ) throws -> EdgeSession {
         try EdgeSession(self, options, sensors)
+    }
+}
+
+/// Calls `body` with the file at this path.
+func withSource<Result>(_ path: String, _ body: (inout edge_source) throws -> Result) rethrows -> Result {
+    try path.withCString { path in
+        var source = edge_source()
+        source.size = UInt32(MemoryLayout<edge_source>.size)
+        source.path = path
+        source.fd = -1
+        return try body(&source)
     }
 }

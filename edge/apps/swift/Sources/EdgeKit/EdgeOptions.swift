@@ -2,7 +2,7 @@ import CEdge
 import Foundation
 
 /// Options of a session, as `edge run` has them.
-public struct EdgeOptions: Sendable {
+public struct EdgeOptions: Hashable, Sendable {
     // generated: Options
 
     public init() {}

@@ -77,11 +77,7 @@ extension EdgeSession {
             throw EdgeError(code: .unsupported, message: "the package hears nothing: export a Whisper model")
         }
         try await change { handle in
-            try path.withCString { path in
-                var source = edge_source()
-                source.size = UInt32(MemoryLayout<edge_source>.size)
-                source.path = path
-                source.fd = -1
+            try withSource(path) { source in
                 try hearing.withNative { native in
                     try EdgeError.check { edge_listen(handle, &source, &native, &$0) }
                 }

@@ -53,12 +53,8 @@ extension EdgeSession {
             throw EdgeError(code: .badArgument, message: "tokens is \(tokens), but must not be negative")
         }
         try await change { handle in
-            try path.withCString { path in
+            try withSource(path) { source in
                 try pixels.rgba.withUnsafeBufferPointer { bytes in
-                    var source = edge_source()
-                    source.size = UInt32(MemoryLayout<edge_source>.size)
-                    source.path = path
-                    source.fd = -1
                     var picture = edge_picture()
                     picture.size = UInt32(MemoryLayout<edge_picture>.size)
                     picture.pixels = UnsafeRawPointer(bytes.baseAddress)

@@ -26,19 +26,15 @@ extension EdgeSession {
     /// It is encoded now. `rate`: samples per second. `sounds`: the path of sounds.edge; nil: the package's own. Throws
     /// `.unsupported` if the bundle hears no sounds in prompts, `.full` if the sound does not fit.
     public func sound(_ samples: [Float], rate: Int, sounds: String? = nil) async throws {
-        guard let path = sounds ?? Bundle.module.path(forResource: "sounds", ofType: "edge") else {
+        guard let path = sounds ?? EdgeModel.file("sounds.edge") else {
             throw EdgeError(code: .unsupported, message: "the package hears no sounds: export the model with --mmproj")
         }
         guard let pace = UInt32(exactly: rate) else {
             throw EdgeError(code: .badArgument, message: "rate is \(rate), but must not be negative")
         }
         try await change { handle in
-            try path.withCString { path in
+            try withSource(path) { source in
                 try samples.withUnsafeBufferPointer { all in
-                    var source = edge_source()
-                    source.size = UInt32(MemoryLayout<edge_source>.size)
-                    source.path = path
-                    source.fd = -1
                     try EdgeError.check { edge_sound(handle, &source, all.baseAddress, all.count, pace, &$0) }
                 }
             }

@@ -14,6 +14,8 @@ import android.widget.LinearLayout
 import android.widget.ScrollView
 import android.widget.TextView
 import java.io.File
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.MainScope
 import kotlinx.coroutines.cancel
 import kotlinx.coroutines.launch
@@ -27,7 +29,7 @@ class ChatActivity : Activity() {
         super.onCreate(savedInstanceState)
         requestWindowFeature(Window.FEATURE_NO_TITLE)
         chat = lastNonConfigurationInstance as Chat?
-            ?: Chat(Phone(this), File(noBackupFilesDir, "conversation"), MainScope())
+            ?: Chat(Phone(this), File(noBackupFilesDir, "conversation"), CoroutineScope(Dispatchers.Main.immediate)) // as a ViewModel's
         val conversation = TextView(this).apply { setTextIsSelectable(true) }
         val scroll = ScrollView(this).apply { addView(conversation) }
         val status = TextView(this)

@@ -1,0 +1,1 @@
+"""Graphs of layers with a recurrent state."""

@@ -1,0 +1,1 @@
+"""Phases of layers with a recurrent state, and what they share."""

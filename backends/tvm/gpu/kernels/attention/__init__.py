@@ -1,0 +1,1 @@
+"""Kernels of layers with attention, and of their rows."""

@@ -1,0 +1,1 @@
+"""Writers of GGUF files: matrices rounded, merged, mixed."""

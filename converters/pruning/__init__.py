@@ -1,0 +1,1 @@
+"""Smaller models: layers and channels removed, and what that cost repaired."""

@@ -1,0 +1,1 @@
+"""Commands for the user's own documents: index, ask, embed, rank."""

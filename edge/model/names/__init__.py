@@ -1,0 +1,1 @@
+"""Models by name: files, folders, packages, and the table of current models."""

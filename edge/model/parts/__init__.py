@@ -1,0 +1,1 @@
+"""What a prompt consists of: tokens, rows that are given, places."""

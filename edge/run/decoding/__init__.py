@@ -1,0 +1,1 @@
+"""The loop that makes tokens, and the answers that come of it."""

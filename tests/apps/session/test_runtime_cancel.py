@@ -1,0 +1,165 @@
+"""Questions that are cancelled, asked twice or loaded in the C runtime; reading while another thread computes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from bundles import bundle_of, pair_of
+from conftest import exhaustive
+from ctypes_bundle import BundleSession, open_bundle
+from test_runtime_session import count_until_refused
+
+from edge.apps.enums import Finish, Role, Trim
+from edge.errors import BusyError, InputError, ModelFormatError
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
+GREEDY = {"max_tokens": 6, "temperature": 0, "ignore_eos": 1}
+LONG = np.random.default_rng(7).integers(3, 200, 60).tolist()
+
+
+def cancel_in_prompt(session: BundleSession, question: str | list[int], role: Role = Role.IDS) -> None:
+    """Ask, and cancel when a chunk of the prompt has run."""
+    session.append(role, question)
+    piece = session.next()
+    assert (piece.token, piece.text, piece.finish) == (None, "", Finish.GOING)
+    session.cancel()
+    assert session.next().finish == Finish.INTERRUPTED
+
+
+def tokens_of(session: BundleSession) -> list[int]:
+    return [piece.token for piece in session.pieces() if piece.token is not None]
+
+
+def test_long_prompt_is_told_chunk_by_chunk() -> None:
+    with pair_of(MODEL, kv_policy="full", **ROWS) as pair:
+        session = pair.exported
+        session.set(**GREEDY)
+        session.append(Role.IDS, LONG)
+        pieces = list(session.pieces())
+        assert [piece.prompt for piece in pieces] == [(16, 60), (32, 60), (48, 60), *[(60, 60)] * 6]
+        tokens = [piece.token for piece in pieces]
+        assert tokens[:3] == [None] * 3
+        pair.python.generate(np.array(LONG, np.int32), max_tokens=6, ignore_eos=True)
+        assert pair.recorded == tokens[3:]
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [(MODEL, "streaming"), ("qwen35", "h2o"), exhaustive("gemma4", "streaming")]
+)
+def test_question_cancelled_in_its_prompt_is_taken_back(name: str, policy: str) -> None:
+    with pair_of(name, kv_policy=policy, **ROWS) as pair:
+        pair.exported.append(Role.SYSTEM, "Be brief.")
+        cancel_in_prompt(pair.exported, "word " * 9, Role.USER)
+        pair.ask("Hi", system="Be brief.", told=True, **GREEDY)
+        rows = pair.exported.use()["rows"]
+        cancel_in_prompt(pair.exported, "word " * 9, Role.USER)
+        if policy != "h2o":  # whose attention the rows have been part of
+            assert pair.exported.use()["rows"] <= rows
+            pair.ask("And?", **GREEDY)
+        else:
+            pair.exported.answer("And?")
+
+
+def test_question_behind_an_unanswered_one_gives_it_an_empty_answer() -> None:
+    """It gives the first an empty answer; taken back, the first waits again."""
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
+    with open_bundle(folder) as bundle, bundle.session(**GREEDY) as session, bundle.session(**GREEDY) as other:
+        session.append(Role.USER, "Hi")
+        alone = session.answer("And?")
+        other.append(Role.USER, "Hi")
+        other.append(Role.ASSISTANT, "")
+        assert other.answer("And?") == alone
+        other.rewind()
+        other.append(Role.USER, "Hi")
+        state = other.save()
+        cancel_in_prompt(other, "word " * 9, Role.USER)
+        first = tokens_of(other)
+        other.load(state)
+        assert tokens_of(other) == first
+        session.rewind(1)
+        assert tokens_of(session) == first
+        session.append(Role.RAW, "x")
+        with pytest.raises(InputError, match="waits for its answer"):
+            session.append(Role.USER, "y")
+
+
+def test_cancel_between_answers_does_nothing() -> None:
+    """Not to a question that is loaded, or waits again; whose progress is told from its own beginning."""
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
+    with open_bundle(folder) as bundle, bundle.session(**GREEDY) as session:
+        session.append(Role.USER, "Hi")
+        state = session.save()
+        pieces = list(session.pieces())
+        for cancelled_before_load in (True, False):
+            session.answer("And?")
+            if cancelled_before_load:
+                session.cancel()
+            session.load(state)
+            assert list(session.pieces()) == pieces
+        session.load(state)
+        session.answer("And?")
+        session.cancel()
+        session.rewind(1)
+        again = list(session.pieces())
+        assert [piece.token for piece in again][-6:] == [piece.token for piece in pieces][-6:]
+        assert again[-1].prompt[1] <= pieces[-1].prompt[1]
+
+
+def test_usage_and_tokens_are_read_while_another_thread_computes() -> None:
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        expected = session.tokenize("The 😀 fox")
+        thread = threading.Thread(target=session.append, args=(Role.IDS, LONG * 4000))
+        thread.start()
+        with pytest.raises(BusyError, match="another thread"):
+            count_until_refused(session)
+        seen = []
+        while len(seen) < 50 or not seen[-1]:
+            assert session.tokenize("The 😀 fox") == expected
+            use = session.use()
+            assert use["capacity"] == 128
+            seen.append(use["tokens"])
+        assert seen == sorted(seen)
+        while thread.is_alive():
+            session.cancel()
+            thread.join(0.01)
+        assert session.next().finish == Finish.INTERRUPTED
+
+
+def test_refused_state_leaves_the_conversation() -> None:
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS | {"max_kv_size": 512})
+    other = bundle_of(MODEL, kv_policy="h2o", **ROWS)
+    with (
+        open_bundle(folder) as bundle, open_bundle(other) as others,
+        bundle.session(**GREEDY) as session, others.session() as foreign,
+    ):  # fmt: skip
+        session.answer("Hi")
+        state, expected = session.save(), session.answer("And?")
+        session.load(state)
+        damaged = bytearray(state)
+        damaged[len(state) // 2] ^= 4
+        for refused in (b"0123456789", foreign.save(), state[:-9], bytes(damaged)):
+            with pytest.raises(ModelFormatError):
+                session.load(refused)
+        with tempfile.TemporaryFile() as file:
+            os.write(file.fileno(), foreign.save())
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            with pytest.raises(ModelFormatError, match="another bundle"):
+                session.load_from(file.fileno())
+        with bundle.session(**GREEDY) as long:
+            long.answer(LONG * 6, Role.IDS)
+            session.trim(Trim.ALL)
+            with pytest.raises(InputError, match="room for 256"):
+                session.load(long.save())
+        assert session.answer("And?") == expected
+        with tempfile.TemporaryFile() as file:
+            os.write(file.fileno(), damaged)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            with pytest.raises(ModelFormatError, match="damaged"):
+                session.load_from(file.fileno())
+        assert session.use()["rows"] == 0

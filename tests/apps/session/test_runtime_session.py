@@ -1,0 +1,703 @@
+"""The C runtime beside the Python session: the same tokens, text and reasons for the end of answers."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from ctypes import c_size_t
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundles import bundle_of, bundle_sources, pair_of
+from conftest import exhaustive, run_child
+from ctypes_bundle import BundleSession, Piece, open_bundle
+from runtime_library import C_FILES, CHECKED, build
+from test_prefix_runs import KINDS as PREFIX_KINDS
+from test_prefix_runs import write_prefix
+
+from edge.apps.enums import Finish, Role, Trim
+from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
+FEW = ROWS | {"max_kv_size": 64}
+STREAMING = {"kv_policy": "streaming", **ROWS}
+WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3, "frequency_penalty": 0.5}
+SYSTEM = "Be brief."
+GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
+HYBRIDS = ("qwen35", "lfm2")  # with a fixed state beside KV rows
+TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+def ids(count: int, seed: int = 1) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(3, 200, count).tolist()
+    return found
+
+
+@pytest.mark.parametrize(("kind", "kv_dtype"), [("PROMPT_TUNING", "f16"), ("PREFIX_TUNING", "int8")])
+def test_conversations_behind_a_prefix(kind: str, kv_dtype: str, tmp_path: Path) -> None:
+    """Its rows begin the cache, stay when others are evicted, and are there again in a new conversation."""
+    plain, count = STREAMING | {"kv_dtype": kv_dtype}, 16  # a chunk, so that both evict at the same times
+    table = np.random.default_rng(1).standard_normal((count, PREFIX_KINDS[kind])).astype(np.float32)
+    tensors = {"prompt_embeddings": ("F32", table)}
+    prefix = write_prefix(tmp_path / "pirate", kind, tensors=tensors, num_virtual_tokens=count)
+    with pair_of(MODEL, prefix=prefix, **plain) as pair:
+        begun = pair.exported.use()["rows"]
+        assert begun == count
+        first, _, _ = pair.ask("Hi", **GREEDY)
+        pair.ask("And?", **GREEDY)
+        saved = pair.exported.save()
+        pair.forget()
+        assert pair.exported.use()["rows"] == begun
+        pair.ask("Hi", system=SYSTEM, **GREEDY)
+        pair.exported.rewind(1)  # the system's text stays
+        pair.begun = False
+        pair.ask("Ho", system=SYSTEM, told=True, **GREEDY)
+        pair.forget()
+        pair.ask(ids(400), **GREEDY)
+        assert pair.exported.use()["evicted"] > 0
+        pair.forget()
+        assert pair.ask("Hi", **GREEDY)[0] == first
+        pair.exported.load(saved)
+        assert pair.exported.use()["rows"] > begun
+        pair.exported.rewind()
+        pair.exported.append(Role.SYSTEM, SYSTEM)
+        for state in without_prefix(pair.exported.save()):
+            with pytest.raises(ModelFormatError, match="damaged"):
+                pair.exported.load(state)
+        assert pair.exported.use()["rows"] == begun
+    if kind == "PROMPT_TUNING":
+        with pytest.raises(UnsupportedError, match="adapters would change them: leave --lora-rank out"):
+            bundle_of(MODEL, prefix=prefix, lora_rank=8, **plain)
+    with open_bundle(bundle_of(MODEL, **plain)) as bundle, bundle.session(**GREEDY) as session:
+        assert session.answer("Hi")[0] != first
+        with pytest.raises(ModelFormatError, match="another bundle"):
+            session.load(saved)
+
+
+def without_prefix(state: bytes) -> Iterator[bytes]:
+    """The state of a system's text that waits, without rows, and with fewer rows of the text than a prefix has; their
+    hashes are right."""
+    (system,) = struct.unpack_from("<I", state, 108)
+    no_rows = bytearray(state[:240] + state[-32 - 4 * system : -32])  # two headers, and the text's tokens
+    struct.pack_into("<Q", no_rows, 80, len(no_rows) + 32)
+    few_rows = bytearray(state[:-32])
+    for made, places in ((no_rows, (160, 164, 168, 184, 208, 216)), (few_rows, (160,))):
+        for at in places:  # system_rows, rows; of the cache: rows, known keys, base, next
+            struct.pack_into("<Q" if at > 200 else "<I", made, at, int(made is few_rows))
+        yield bytes(made) + hashlib.sha256(made).digest()
+
+
+@pytest.mark.parametrize("policy", [
+    "streaming", "h2o", "full", "kvzap",
+    *map(exhaustive, ("window", "kvzap:floor=1", "streaming:sinks=2", "h2o:recent=0.3")),
+])  # fmt: skip
+def test_answers_are_those_of_the_python_session(policy: str) -> None:
+    with pair_of(MODEL, **(ROWS | {"kv_policy": policy})) as pair:
+        evicts = policy != "full"
+        tokens, _, _ = pair.ask("Hi", max_tokens=6, seed=3, ignore_eos=1, **WARM)
+        assert len(set(tokens)) > 3
+        pair.ask("And?", max_tokens=6, seed=4, temperature=4.0, ignore_eos=1)
+        drawn, _, _ = pair.ask(
+            "Go on", max_tokens=24, seed=6, temperature=2.0, ignore_eos=1, dry_multiplier=3.0, dry_allowed_length=1,
+            xtc_probability=0.6, xtc_threshold=0.01, logit_bias={tokens[0]: -100.0, tokens[1]: 2.5},
+        )  # fmt: skip
+        assert tokens[0] not in drawn
+        pair.exported.bias({})
+        pair.forget()
+        _, text, _ = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1)
+        pair.forget()
+        assert pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stop=(text[10:14], "never"))[2] == Finish.STOP
+        pair.forget()
+        pair.ask("Hi", system="Be brief.", max_tokens=5, temperature=0)
+        pair.ask(ids(7), max_tokens=3, temperature=0, ignore_eos=1)
+        pair.forget()
+        _, _, finish = pair.ask(TEXT, raw=True, temperature=0, ignore_eos=1, max_tokens=160)
+        assert finish == (Finish.LENGTH if evicts else Finish.CAPACITY)
+        if evicts:  # prompts longer than the cache, and a follow-up in a full one
+            pair.forget()
+            pair.ask(ids(400), max_tokens=30, temperature=0, ignore_eos=1)
+            pair.ask(TEXT * 20, max_tokens=40, ignore_eos=1, seed=5, **WARM)
+            assert pair.exported.use()["evicted"] > 0
+
+
+@pytest.mark.parametrize(("policy", "dtype"), [
+    ("streaming", "f16"), ("kvzap", "f16"), exhaustive("h2o", "f16"), exhaustive("streaming", "int8"),
+    exhaustive("h2o", "int8"), exhaustive("kvzap", "int8"),
+])  # fmt: skip
+def test_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
+    with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **FEW) as pair:
+        bundled = pair.exported
+        assert pair.python.model.system_rows(SYSTEM) == 24
+        pair.ask(TEXT * 2, system=SYSTEM, max_tokens=40, temperature=0, ignore_eos=1)
+        pair.ask(TEXT * 2, max_tokens=20, ignore_eos=1, seed=5, **WARM)
+        assert bundled.use()["evicted"] > 100
+        state = bundled.save()
+        expected = pair.ask("And?", max_tokens=20, temperature=0, ignore_eos=1)
+        bundled.rewind()
+        bundled.load(state)
+        assert bundled.answer("And?") == expected
+        bundled.rewind(100)  # the system's text stays
+        pair.begun = False
+        pair.ask(TEXT * 3, max_tokens=20, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
+
+
+@pytest.mark.parametrize("policy", ["h2o", exhaustive("streaming")])
+def test_longrope_chooses_factors_by_the_whole_text(policy: str) -> None:
+    """The C library makes tokens word by word, the session block by block: both look 256 positions ahead."""
+    with pair_of("phi3-longrope", kv_policy=policy, **FEW) as pair:
+        pair.ask("Hi " * 40, raw=True, max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(300), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.forget()
+        pair.ask(TEXT * 20, raw=True, max_tokens=60, temperature=0, ignore_eos=1)
+
+
+def test_cancelled_answer_can_be_followed_up() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "Tell me a story")
+        pieces, thread = list[Piece](), threading.Thread(target=pair.exported.cancel)
+        for piece in pair.exported.pieces():
+            pieces.append(piece)
+            if len(pieces) == 5:
+                thread.start()
+        thread.join()
+        assert pieces[-1].finish == Finish.INTERRUPTED
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
+        for _ in stream:
+            if len(pair.recorded) == len(tokens):
+                pair.python.interrupt()
+        assert pair.recorded == tokens
+        pair.begun = True
+        pair.ask("And then?", max_tokens=20, temperature=0)
+
+
+def test_unread_answer_ends() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)
+        stream = pair.python.stream("More", follow_up=True, ignore_eos=True)
+        pair.recorded.clear()
+        next(stream)
+        stream.close()
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "More")
+        for expected in pair.recorded:
+            assert next(piece.token for piece in pair.exported.pieces() if piece.token is not None) == expected
+        pair.ask("Again", max_tokens=5, temperature=0, ignore_eos=1)
+
+
+def test_turns_can_be_taken_back() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        first = pair.ask("Hi", system="Be brief.", max_tokens=4, temperature=0, ignore_eos=1)
+        mark = pair.python.mark()
+        second = pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1)
+        pair.exported.rewind(1)
+        assert pair.python.rewind(mark)
+        assert pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1) == second
+        pair.exported.rewind(2)
+        assert pair.exported.answer("Hi") == first  # the system's text stays
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
+        pair.begun = False
+        pair.ask(ids(100), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(9), max_tokens=30, temperature=0, ignore_eos=1)
+        with pytest.raises(UnsupportedError, match="append the conversation again"):
+            pair.exported.rewind(1)
+
+
+@pytest.mark.parametrize(("name", "policy"), [
+    (HYBRIDS[0], "h2o"),
+    *(
+        exhaustive(*each)
+        for each in (
+            ("gemma4", "streaming"),
+            ("nemotron_h", "streaming"), ("jamba", "h2o"), ("falcon-mamba", "streaming"),
+            ("gpt-oss", "h2o"), ("deepseek2", "streaming"),
+            *product(HYBRIDS[1:], ("streaming", "h2o")), (HYBRIDS[0], "streaming"), ("lfm2moe", "streaming"),
+            ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"), ("gemma3", "h2o"),
+            ("phi3-longrope", "streaming"), ("llama-window", "window"), ("spm", "streaming"), ("deepseek2", "h2o"),
+            *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")), ("phi3", "kvzap"),
+            *product((HYBRIDS[0], "gemma3", "gemma4", "deepseek2", "phi3-longrope"), ("kvzap",)),
+        )
+    ),
+])  # fmt: skip
+def test_models_of_several_forms_answer_as_the_python_session(name: str, policy: str) -> None:
+    """Steps, chunks, prompts longer than the cache, and a conversation that is saved in the middle and loaded."""
+    rows = ROWS | ({"kv_dtype": "int8"} if name == "falcon-mamba" else {})  # which have neither values nor scales
+    with pair_of(name, **(rows | {"kv_policy": policy})) as pair:
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
+        pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
+        assert pair.exported.use()["evicted"] > 0
+        state, expected = pair.exported.save(), pair.ask(ids(9), max_tokens=9, temperature=0, ignore_eos=1)
+        pair.exported.rewind()
+        pair.exported.load(state)
+        assert pair.exported.answer(ids(9), Role.IDS) == expected
+        pair.forget()
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("name", [HYBRIDS[0], exhaustive(HYBRIDS[1]), exhaustive("gemma4")])
+def test_hybrid_turns_can_be_rewound(name: str) -> None:
+    """If no snapshot is left, rows before the turn run again with the next prompt, also those of a saved state."""
+    with pair_of(name, kv_policy="streaming", **(ROWS | {"max_kv_size": 160})) as pair:
+        turns = [ids(20, seed) for seed in range(3)]
+        ask = partial(pair.ask, max_tokens=5, seed=1, ignore_eos=1, **WARM)
+        expected = [ask(turn) for turn in turns]
+        state = pair.exported.save()
+        pair.exported.rewind(1)
+        assert pair.exported.answer(turns[2], Role.IDS) == expected[2]
+        pair.exported.append(Role.IDS, ids(30))
+        pair.exported.next()  # an answer that is broken off
+        pair.exported.rewind(1)
+        pair.exported.append(Role.IDS, ids(3))  # a question that has not been run
+        pair.exported.rewind(1)
+        ask(ids(7))
+        pair.exported.rewind(1)
+        for count in (2, 1, 2):
+            pair.exported.rewind(count)
+            assert [pair.exported.answer(turn, Role.IDS) for turn in turns[3 - count :]] == expected[3 - count :]
+        pair.exported.rewind(3)
+        pair.exported.load(state)
+        pair.exported.rewind(2)
+        assert pair.exported.save() != state
+        assert [pair.exported.answer(turn, Role.IDS) for turn in turns[1:]] == expected[1:]
+        pair.exported.answer(ids(150), Role.IDS)
+        with pytest.raises(UnsupportedError, match="cannot be taken back: rewind all"):
+            pair.exported.rewind(1)
+
+
+@pytest.mark.parametrize(("name", "policy"), [
+    (MODEL, "streaming"), ("qwen35", "streaming"), exhaustive(MODEL, "full"), exhaustive("lfm2", "full"),
+    exhaustive("gemma3", "streaming"), exhaustive(MODEL, "h2o"),
+])  # fmt: skip
+def test_new_conversation_keeps_system_rows(name: str, policy: str) -> None:
+    with pair_of(name, kv_policy=policy, **ROWS) as pair:
+        told, rows = {"system": SYSTEM, "told": True}, pair.python.model.system_rows(SYSTEM)
+        kept = 0 if policy == "h2o" else rows  # of attention they have what later texts paid
+
+        def begin_anew() -> None:
+            pair.exported.rewind(100)
+            assert pair.exported.use()["rows"] == kept
+            pair.begun = False
+
+        first = pair.ask("Hi", system=SYSTEM, **GREEDY)
+        pair.ask("And?", **GREEDY)
+        pair.ask("So?", **GREEDY)
+        begin_anew()
+        before = pair.exported.use()["tokens"]
+        assert pair.ask("Hi", **told, **GREEDY) == first
+        assert pair.exported.use()["tokens"] - before <= pair.exported.use()["rows"] - kept
+        begin_anew()
+        state = pair.exported.save()
+        second = pair.ask(TEXT, **told, **GREEDY)
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
+        pair.exported.load(state)
+        assert pair.exported.answer(TEXT) == second
+        begin_anew()
+        pair.ask("Hi", system="Be long, and tell me all.", **GREEDY)  # another system's text
+        pair.exported.rewind(1)
+        pair.exported.append(Role.SYSTEM, "")
+        assert pair.exported.use()["rows"] == 0
+
+
+def test_earlier_conversation_runs_from_its_text() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        turns = [("Hi", "Hello."), ("And?", "")]
+        for text, answer in turns:
+            pair.exported.append(Role.USER, text)
+            pair.exported.append(Role.ASSISTANT, answer)
+        past = pair.python.model.past(turns)
+        follow_up = pair.python.model.follow_up("Why?").first(None)
+        pair.exported.set(temperature=0, max_tokens=8)
+        found, _, _ = pair.exported.answer("Why?")
+        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8)
+        assert found == pair.recorded[: len(found)]
+        pair.begun = True
+        pair.ask("So?", max_tokens=8, temperature=0)
+
+
+@pytest.mark.parametrize(("name", "policy"), [(MODEL, "h2o"), ("qwen35", "streaming"), exhaustive(MODEL, "streaming")])
+def test_saved_conversations_go_on_and_damaged_ones_are_refused(name: str, policy: str) -> None:
+    folder = bundle_of(name, **(ROWS | {"kv_policy": policy}))
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1, max_tokens=30) as session:
+        session.append(Role.SYSTEM, "Be brief.")
+        session.answer("Hi")
+        session.answer(TEXT * 9, Role.RAW)
+        state, expected = session.save(), session.answer("Go on")
+        session.load(state)
+        assert session.answer("Go on") == expected
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=30, threads=1) as other:
+            with tempfile.TemporaryFile() as file:
+                os.write(file.fileno(), b"before" + state)
+                os.lseek(file.fileno(), len(b"before"), os.SEEK_SET)
+                other.load_from(file.fileno())
+            assert other.answer("Go on") == expected
+            for at in (0, 9, 50, 100, len(state) // 2, len(state) - 60, len(state) - 1):
+                damaged = bytearray(state)
+                damaged[at] ^= 4
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(bytes(damaged))
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(state[:at])
+            other.load(state)
+            assert other.answer("Go on") == expected
+
+
+def test_trims_are_those_of_the_python_session() -> None:
+    with pair_of(MODEL, kv_policy="streaming", max_kv_size=500, prefill_step_size=16, threads=1) as pair:
+        pair.ask(ids(480), max_tokens=4, temperature=0, ignore_eos=1)
+        before = pair.exported.use()
+        for level, part in ((Trim.SOFT, 0.0), (Trim.HALF, 0.5), (Trim.ALL, 1.0)):
+            pair.exported.trim(level)
+            pair.python.trim(part)
+            pair.check_rows()
+            pair.ask(ids(9), max_tokens=4, temperature=0, ignore_eos=1)
+        after = pair.exported.use()
+        assert after["capacity"] == 256
+        assert after["kv"] < 0.6 * before["kv"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_usage_counts_anonymous_and_swapped_memory(tmp_path: Path) -> None:
+    """Pages that no file backs, of the whole process."""
+    size, path = 64 << 20, tmp_path / "mapped"
+    path.write_bytes(bytes(range(256)) * (size >> 8))
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
+        use = session.use
+        before = use()["anonymous"] + use()["swapped"]
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            assert sum(mapped[::4096]) >= 0  # reads every page
+            assert abs(use()["anonymous"] + use()["swapped"] - before) < size // 2
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+            own[::4096] = bytes([1]) * (size >> 12)
+            grown = use()["anonymous"] + use()["swapped"] - before
+        assert size // 2 < grown < 3 * size // 2
+        assert use()["anonymous"] + use()["swapped"] - before < size // 2
+
+
+def test_question_that_no_longer_fits_ends_its_answer() -> None:
+    folder = bundle_of(MODEL, kv_policy="full", max_kv_size=500, prefill_step_size=16, threads=1)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, TEXT * 8)
+        session.trim(Trim.ALL)  # rows that nothing has been written to, which the question waits for
+        piece = session.next()
+        assert (piece.token, piece.finish) == (None, Finish.MEMORY)
+        assert session.use()["seconds"] < 60
+
+
+def test_budgets_end_answers() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
+        session.set(temperature=0, ignore_eos=1, time=1e-9)
+        assert session.answer("Hi") == ([], "", Finish.TIME)
+        for limit in (0.1, 1.0, 10.0):  # seconds in which a loaded machine gives some tokens
+            session.set(temperature=0, ignore_eos=1, time=limit)
+            tokens, _, finish = session.answer("Hi")
+            assert finish == Finish.TIME
+            if tokens:
+                break
+        assert tokens
+        session.set(temperature=0, ignore_eos=1, energy=100)
+        session.read(joules=1000)
+        session.append(Role.USER, "Hi")
+        spent = []
+        while not (piece := session.next()).finish:
+            spent.append(10 * len(spent))
+            session.read(joules=1000 + spent[-1])
+            time.sleep(0.002)
+        assert piece.finish == Finish.ENERGY
+        assert 50 <= spent[-1] <= 110
+        assert session.use()["measured"] == 1
+
+
+def test_calls_out_of_order_raise_one_line() -> None:
+    folder = bundle_of(MODEL, **(ROWS | {"kv_policy": "full"}))
+    with open_bundle(folder) as bundle:
+        assert bundle.info()["policy"] == "full"
+        with pytest.raises(InputError, match="temperature must be from 0 to 100"):
+            bundle.session(temperature=float("nan"))
+        with pytest.raises(InputError, match=r"repeat_penalty must be from 0\.01 to 100, or less than 0"):
+            bundle.session(repeat_penalty=0)
+        with pytest.raises(InputError, match=r"presence_penalty must be from -2 to 2$"):
+            bundle.session(presence_penalty=-3)
+        with pytest.raises(InputError, match=r"max_temp must be more than 0, or 0 for no limit"):
+            bundle.session(max_temp=-1)
+        with pytest.raises(InputError, match=r"dry_last_n must be from 0 to 4096, or less than 0 for 1024$"):
+            bundle.session(dry_last_n=65536)
+        with bundle.session() as session, pytest.raises(InputError, match="a bias is of token 99999"):
+            session.bias({99999: 1.0})
+        with pytest.raises(UnsupportedError, match="sse9"):
+            bundle.session(isa="sse9")
+        with pytest.raises(InputError, match="threads must be at most 2"):
+            bundle.session(threads=3)
+        with bundle.session(ignore_eos=1, max_tokens=3) as session:
+            with pytest.raises(BusyError, match=r"the model has open sessions \(1\): end them first"):
+                bundle.close()
+            check_order(session)
+
+
+def check_order(session: BundleSession) -> None:
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="must follow a user's text"):
+        session.append(Role.ASSISTANT, "Hi")
+    with pytest.raises(InputError, match="free"):
+        session.append(Role.USER, TEXT * 6)
+    assert session.use()["rows"] == 0
+    session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="comes first"):
+        session.append(Role.SYSTEM, "Hi")
+    session.next()
+    with pytest.raises(InputError, match="an answer is being written"):
+        session.bias({5: 1.0})
+    assert [piece.finish for piece in session.pieces()][-1] == Finish.LENGTH
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_append", Role.USER, b"Hi", c_size_t(-1))
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_tokenize", b"Hi", c_size_t(-1), 0, None, c_size_t(0))
+    with pytest.raises(InputError, match="is not a token"):
+        session.append(Role.IDS, [5, 99999])
+    with pytest.raises(InputError, match="empty"):
+        session.append(Role.RAW, "")
+
+
+def test_call_of_another_thread_is_refused_as_busy() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, "Hi")
+        session.next()
+        refused = threading.Event()
+
+        def append() -> None:
+            while not refused.is_set():
+                with suppress(BusyError):
+                    session.append(Role.RAW, TEXT * 20000)
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        with pytest.raises(BusyError, match="another thread"):
+            count_until_refused(session)
+        refused.set()
+        while thread.is_alive():  # as the text begins, a cancellation still belongs to what came before
+            session.cancel()
+            thread.join(0.01)
+        assert session.next().finish == Finish.INTERRUPTED
+
+
+def count_until_refused(session: BundleSession) -> None:
+    while True:
+        session.thread_ids()
+
+
+FORKED = """
+import json, os, signal, sys
+from ctypes_bundle import open_bundle
+from edge.apps.enums import Role
+from edge.errors import BusyError
+options = {"threads": 2, "temperature": 0, "ignore_eos": 1, "max_tokens": 8}
+with open_bundle(sys.argv[1]) as bundle, bundle.session(**options) as session:
+    answer = session.answer("Hi")
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        signal.alarm(100)  # it would wait for the parent's threads
+        said = []
+        for call in (lambda: session.append(Role.USER, "And?"), session.next, session.set, session.rewind, session.use):
+            try:
+                call()
+            except BusyError as error:
+                said.append(str(error))
+        session.cancel()
+        session.end()
+        with bundle.session(**options) as own:
+            said.append(own.answer("Hi") == answer)
+        bundle.close()
+        os.write(theirs, json.dumps(said).encode())
+        os._exit(0)
+    os.close(theirs)
+    said = json.loads(os.read(ours, 4096) or "null")
+    os.wait()
+    session.rewind()
+    print(json.dumps([os.getpid(), said, session.answer("Hi") == answer]))
+"""
+
+
+def test_forked_child_begins_sessions_of_its_own() -> None:
+    child = run_child(FORKED, bundle_of(MODEL, **STREAMING))
+    assert child.status == 0, child.errors
+    process, (*said, same), still_same = child.output
+    assert set(said) == {
+        f"the session belongs to process {process}, and a forked child has none of its threads: begin one in the child"
+    }
+    assert (len(said), same, still_same) == (5, True, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ids are Linux's")
+def test_thread_ids_name_the_computing_threads() -> None:
+    def tasks() -> set[int]:
+        return {int(each.name) for each in Path("/proc/self/task").iterdir()}
+
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
+        before = tasks()
+        with bundle.session(threads=2) as session:
+            own, other = session.thread_ids()
+            assert own == threading.get_native_id()
+            assert other in tasks() - before
+            assert session.thread_ids(1) == [own]
+            session.set(threads=1)
+            assert session.thread_ids() == [own]
+
+
+DYING = """
+import ctypes, json, os, sys
+from pathlib import Path
+from ctypes_bundle import open_bundle
+from edge.errors import EngineError
+libc, tasks = ctypes.CDLL(None), lambda: {int(each.name) for each in Path("/proc/self/task").iterdir()}
+libc.signal(60, libc.syscall)  # SIGRTMIN + 26: the handler is called with 60, the number of the system call exit
+with open_bundle(sys.argv[1]) as bundle:
+    before, said = tasks(), []
+    with bundle.session(threads=2, temperature=0, max_tokens=4, ignore_eos=1) as session:
+        session.answer("Hi")
+        (thread,) = tasks() - before
+        libc.syscall(234, os.getpid(), thread, 60)  # tgkill
+        while thread in tasks():
+            pass
+        for _ in range(2):
+            try:
+                while True:  # until both threads take part in a pass
+                    session.answer("Hi")
+            except EngineError as error:
+                said.append(str(error))
+    with bundle.session(threads=2, temperature=0, max_tokens=4, ignore_eos=1) as session:
+        session.answer("Hi")
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="needs Linux on x86-64")
+def test_thread_ended_by_the_system_is_an_error() -> None:
+    child = run_child(DYING, bundle_of(MODEL, **STREAMING))
+    assert child.status == 0, child.errors
+    assert child.output == ["the system has ended a thread of the session: end it, and begin another"] * 2
+
+
+CUT = """
+import json, os, sys
+from pathlib import Path
+from ctypes_bundle import open_bundle
+from edge.apps.enums import Role
+from edge.errors import ModelFormatError
+path, said = Path(sys.argv[1], "model.edge"), []
+
+def refused(call):
+    try:
+        call()
+    except ModelFormatError as error:
+        said.append(str(error))
+
+whole = path.read_bytes()
+for size in (0, len(whole) // 2, len(whole) - 1):
+    path.write_bytes(whole)
+    bundle = open_bundle(sys.argv[1], sys.argv[2])
+    idle, session = bundle.session(), bundle.session(threads=2, ignore_eos=1)
+    session.append(Role.USER, "Hi")
+    session.next()
+    os.truncate(path, size)
+    for call in (session.next, session.rewind, session.use, session.save, lambda: session.tokenize("x"),
+                 lambda: idle.append(Role.USER, "Hi"), bundle.session, bundle.info):
+        refused(call)
+    session.end()
+    idle.end()
+    bundle.close()
+path.write_bytes(whole)
+print(json.dumps(said))
+"""
+
+
+def test_truncated_open_file_is_an_error(tmp_path: Path) -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    shutil.copy(folder / "model.edge", tmp_path)
+    child = run_child(CUT, tmp_path, folder / "libedge.so")
+    assert child.status == 0, child.errors
+    assert len(child.output) == 3 * 8
+    assert set(child.output) == {"model.edge was cut short while it was open: copy it again, and open that one"}
+
+
+# Programs in C that call the library
+
+
+SANITIZERS = {"address": CHECKED, "thread": ("-fsanitize=thread", "-O1")}
+
+
+@pytest.mark.parametrize(("program", "arguments", "name"), [
+    ("fuzz_api", ("1", "400"), MODEL), ("fuzz_api", ("1", "400"), HYBRIDS[0]),
+    exhaustive("fuzz_api", ("1", "400"), HYBRIDS[1]), exhaustive("soak", ("1000",), MODEL),
+    ("soak", ("60",), MODEL), ("threads", ("3",), MODEL),
+])  # fmt: skip
+def test_calls_in_any_order_and_on_several_threads_leave_nothing(
+    program: str, arguments: tuple[str, ...], name: str
+) -> None:
+    """fuzz_api: from two threads; soak: sessions end without threads and memory; threads: sessions of one model."""
+    run_program(program, *arguments, model_name=name)
+
+
+@pytest.mark.exhaustive
+def test_sanitizers_find_nothing_behind_a_prefix(tmp_path: Path) -> None:
+    table = np.zeros((16, PREFIX_KINDS["PROMPT_TUNING"]), np.float32)
+    prefix = write_prefix(
+        tmp_path / "p", "PROMPT_TUNING", tensors={"prompt_embeddings": ("F32", table)}, num_virtual_tokens=16
+    )
+    for seed in range(4):
+        run_program("fuzz_api", str(seed), "3000", sanitizer="address", prefix=prefix)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "policy"), [*product([MODEL], ["streaming", "h2o", "full"]), ("qwen35", "streaming")])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_sanitizers_find_nothing(sanitizer: str, name: str, policy: str) -> None:
+    for seed in range(2):
+        count = "3000" if sanitizer == "address" else "800"
+        run_program("fuzz_api", str(seed), count, model_name=name, sanitizer=sanitizer, kv_policy=policy)
+    if policy != "full":  # whose answers may end before they are cancelled
+        run_program("threads", "20", model_name=name, sanitizer=sanitizer, kv_policy=policy)
+
+
+def run_program(
+    name: str, *arguments: str, model_name: str = MODEL, sanitizer: str | None = None, kv_policy: str = "streaming",
+    **options: Any,
+) -> None:  # fmt: skip
+    """A program of runtime/ with a small model, its library without a sanitizer, or with one and many drafts."""
+    options |= ROWS | {"kv_policy": kv_policy}
+    program, model = (
+        Path(__file__).parents[1] / "runtime" / f"{name}.c",
+        bundle_of(model_name, **options) / "model.edge",
+    )
+    if sanitizer is None:
+        archive = str(model.with_name("libedge.a"))
+        built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
+    else:
+        model, parts = bundle_sources(model_name, **options)
+        runtime = [path for path in C_FILES if path.name != "drafts.c"]
+        built = build([program, *runtime, program.with_name("eager_drafts.c"), *parts], SANITIZERS[sanitizer])
+    done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, f"{name} {arguments}: {done.stdout[-500:]} {done.stderr[-3000:]}"

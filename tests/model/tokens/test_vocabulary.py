@@ -1,0 +1,96 @@
+"""The tables of tokens and merges: the ids of the `tokenizers` library, in little memory, made once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from conftest import run_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_gguf_file import ARRAY, F32, STRING, small
+from tokenizers import Tokenizer as Library
+from tokenizers import models
+
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.tokens.vocabulary import open_vocabulary
+
+
+def file_of(folder: Path, tokens: list[str], **lists: tuple[int, list[object]]) -> GGUFFile:
+    file = small()
+    file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, tokens))
+    file.metadata |= {f"tokenizer.ggml.{name}": (ARRAY, items) for name, items in lists.items()}
+    return read_gguf(file.write(folder / "vocabulary.gguf"))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@settings(max_examples=8)
+@given(seed=st.integers(0, 1 << 32))
+def test_random_vocabularies_merge_as_in_library(
+    kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw = random.Random(seed)
+    tokens = list("aé€😀")
+    pairs: list[tuple[str, str]] = []
+    for _ in range(draw.randrange(40)):
+        pair = draw.choice(tokens), draw.choice(tokens)
+        if len(pair[0] + pair[1]) <= 12 and pair not in pairs:
+            pairs.append(pair)
+            if pair[0] + pair[1] not in tokens:
+                tokens.append(pair[0] + pair[1])
+    draw.shuffle(pairs)
+    folder = tmp_path_factory.mktemp("vocabulary")
+    if kind == "gpt2":
+        vocabulary = open_vocabulary(file_of(folder, tokens, merges=(STRING, [" ".join(p) for p in pairs])), kind)
+    else:  # every way to split a token is a merge, those of the best scores first
+        scores = [float(draw.randrange(5)) for _ in tokens]
+        vocabulary = open_vocabulary(file_of(folder, tokens, scores=(F32, scores)), kind)
+        splits = [
+            (-scores[index], tokens.index(text[:cut]), tokens.index(text[cut:]))
+            for index, text in enumerate(tokens)
+            for cut in range(1, len(text))
+            if text[:cut] in tokens and text[cut:] in tokens
+        ]
+        pairs = [(tokens[left], tokens[right]) for _, left, right in sorted(splits)]
+    library = Library(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=pairs))
+    assert [(tokens[left], tokens[right]) for left, right in vocabulary.merges()] == pairs
+    for _ in range(5):
+        word = "".join(draw.choice("aé€😀") for _ in range(draw.randrange(30)))
+        assert vocabulary.merge([tokens.index(char) for char in word]) == library.encode(word).ids
+
+
+_OPEN = """
+import json, os, sys
+import numpy, edge.model.tokens.tokenizer
+from edge.devices.memory import memory_use, release_free_memory
+from edge.formats.gguf import read_gguf
+from edge.model.tokens.vocabulary import open_vocabulary
+
+file = read_gguf(sys.argv[1])
+release_free_memory()
+before = memory_use().rss
+vocabulary = open_vocabulary(file, "llama")
+release_free_memory()
+print(json.dumps([memory_use().rss - before, memory_use().peak - before, vocabulary.find("word77777")]))
+"""
+
+
+def test_large_vocabulary_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most three times the bytes of its fields, with the file of its tables mapped whole."""
+    tokens = ["<unk>", *(f"word{index}" for index in range(80_000)), *"wordabcdef0123456789"[4:]]
+    file = file_of(tmp_path, tokens, scores=(F32, [float(-index) for index in range(len(tokens))]))
+    size = sum(end - start for start, end in file.spans.values())
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    made, mapped = (run_child(_OPEN, file.path).output for _ in range(2))
+    assert made[2] == mapped[2] == tokens.index("word77777")
+    assert mapped[0] < 3 * size
+    assert mapped[1] < 4 * size
+    assert made[1] < 20 * size  # once; as Python's objects they took 60 times their size
+
+
+def test_without_cache_folder_tables_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file"))
+    vocabulary = open_vocabulary(file_of(tmp_path, ["a", "b", "ab"], merges=(STRING, ["a b"])), "gpt2")
+    assert vocabulary.merge([0, 1, 1]) == [2, 1]
