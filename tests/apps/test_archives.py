@@ -16,8 +16,10 @@ from edge import export
 from edge.apps.archives import AAR, JAR, write_aar
 from edge.backends.tvm.targets import choose_target
 
-MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
+pytestmark = pytest.mark.exhaustive
 MAVEN = pytest.mark.skipif(shutil.which("mvn") is None, reason="no Maven")
+
+MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 PROGRAM = """
 import edge.runtime.*;
 
@@ -34,7 +36,6 @@ class Show {
 
 
 @MAVEN
-@pytest.mark.exhaustive
 def test_java_runs_the_jar_with_its_own_library(tmp_path: Path) -> None:
     java_home()
     if not LIBRARIES[0].exists():
@@ -48,7 +49,6 @@ def test_java_runs_the_jar_with_its_own_library(tmp_path: Path) -> None:
 
 
 @MAVEN
-@pytest.mark.exhaustive
 def test_aar_has_both_machines_and_the_same_bytes_again(tmp_path: Path) -> None:
     kit = tmp_path / "kit"
     export(model_of(MODEL), kit, device="pixel-9", isas=["neon"], abi="x86_64", aar=True, **ROWS)

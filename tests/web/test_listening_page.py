@@ -50,7 +50,7 @@ def of_page(url: str, samples: FloatArray, rate: int) -> str:
 
 
 def test_what_was_said_is_typed(tmp_path: Path) -> None:
-    folder = site_of(str(write_model(tmp_path)), "relaxed", threads=2, max_kv_size=None, memory=None)
+    folder = site_of(str(write_model(tmp_path)), "simd", threads=2, max_kv_size=None, memory=None)
     with listening(tmp_path, tone(), RATE) as page, served(folder) as (url, _):
         show(page, url, 390)
         until(page, f"{READY} && {LABEL} === 'Speak'")

@@ -73,7 +73,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def folder() -> Path:
     chosen = {"mmproj": str(EYES / "mmproj.gguf"), "kv_dtype": "f32", "max_kv_size": 128, "memory": "128MiB"}
-    return site_of(str(EYES / "smolvlm.gguf"), "relaxed", **chosen)
+    return site_of(str(EYES / "smolvlm.gguf"), "simd", **chosen)
 
 
 def test_page_answers_about_chosen_and_taken_pictures_offline_too(page: Page, folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_module_plays_sounds(page: Page) -> None:
     with np.load(heard / "qwen2.npz") as golden:
         ids = golden["one.ids"]
     chosen = {"mmproj": str(heard / "qwen2audio.gguf"), "kv_dtype": "f32", "max_kv_size": 128, "memory": "128MiB"}
-    with served(site_of(str(heard / "qwen2.gguf"), "relaxed", **chosen)) as (url, _):
+    with served(site_of(str(heard / "qwen2.gguf"), "simd", **chosen)) as (url, _):
         show(page, url, 390)
         until(page, READY)
         found = page.value(PLAYED.replace("SAMPLES", str(chirp(SHORT).tolist())))

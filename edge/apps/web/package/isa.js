@@ -14,8 +14,11 @@ export function chooseIsa(isas) {
   const relaxed = probe();
   const order = relaxed === "wide" ? ["relaxed", "relaxed16", "simd"] : relaxed ? ["relaxed16", "simd"] : ["simd"];
   const found = order.find((isa) => isas.includes(isa));
-  if (!found || !WebAssembly.validate(SIMD)) {
+  if (!WebAssembly.validate(SIMD)) {
     throw new EdgeError("unsupported", "this browser has no WebAssembly SIMD: use a newer one");
+  }
+  if (!found) {
+    throw new EdgeError("unsupported", `this browser runs ${order.join(", ")}, and this site has ${isas.join(", ")} alone`);
   }
   return found;
 }
