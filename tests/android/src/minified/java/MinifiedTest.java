@@ -33,6 +33,7 @@ import org.robolectric.android.controller.ActivityController;
 @GraphicsMode(GraphicsMode.Mode.NATIVE)
 public class MinifiedTest {
     @Test
+    @SuppressWarnings("deprecation") // older systems still send TRIM_MEMORY_COMPLETE
     public void answersAndSurvivesCancelRotationTrimAndTheProcess() throws Exception {
         assertEquals(36, RuntimeEnvironment.getApplication().getApplicationInfo().targetSdkVersion);
         Class<? extends Activity> kept = Class.forName("com.example.chat.ChatActivity").asSubclass(Activity.class);
