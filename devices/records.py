@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Annotated, Any
 
 from edge.devices.keys import key_of
@@ -23,7 +22,7 @@ from edge.devices.output import new_file
 from edge.devices.platform import system_folder
 from edge.devices.private import make_private_folder, read_private
 from edge.records import dataclass
-from edge.values import Rule, parse
+from edge.values import Rule, brief, parse
 
 SCHEMA = 1
 

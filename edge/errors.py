@@ -83,7 +83,11 @@ class EdgeError(Exception):
 
 
 class InputError(EdgeError):
-    """An argument, option or file name is wrong."""
+    """An argument, option or file name is wrong. param: the field of a request to a server that is."""
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ModelFormatError(EdgeError):

@@ -12,6 +12,7 @@ from typing import Any
 from edge.errors import InputError, ModelFormatError
 from edge.flags import SAMPLING, flags_of, named_in_errors, option
 from edge.records import dataclass
+from edge.values import brief
 
 _STATE_IT = "state it, as in --temp 0.7"
 MOST_BIASES, LARGEST_BIAS = 1024, 1e9
@@ -30,9 +31,9 @@ def parse_bias(value: Mapping[int, float] | str | Iterable[tuple[int, float]] | 
             pairs = value.items() if isinstance(value, Mapping) else value or ()
         found = {int(token): float(bias) for token, bias in pairs}
     except (TypeError, ValueError):
-        raise InputError(f"--logit-bias takes TOKEN=BIAS, such as 28=-100, not {value!r:.60}") from None
+        raise InputError(f"--logit-bias takes TOKEN=BIAS, such as 28=-100, not {brief(value)}") from None
     if len(found) > MOST_BIASES or any(token < 0 or not abs(bias) <= LARGEST_BIAS for token, bias in found.items()):
-        raise InputError(f"--logit-bias takes at most {MOST_BIASES} tokens, and numbers, not {value!r:.60}")
+        raise InputError(f"--logit-bias takes at most {MOST_BIASES} tokens, and numbers, not {brief(value)}")
     return tuple(sorted(found.items()))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from edge.model.adapters.lora_file import LoraFile
 from edge.model.adapters.prefix import SOFT_PROMPTS, write_prefix
 from edge.model.model import Model
 from edge.types import AnyArray, FloatArray
+from edge.values import brief
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOTS = r"(?:base_model\.)?(?:model\.)*(?:transformer\.|language_model\.(?:model\.)?)?"

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import LIMITS
 from edge.formats.json_file import read_object
+from edge.values import brief
 
 _LEAST, _MOST = 2.0**-126, 2.0**127  # GGUF keeps float32
 

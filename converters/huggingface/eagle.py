@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from edge.model.drafters.eagle import EMBEDDING, FEATURE_NORM, TOKENS, check_eag
 from edge.model.model import Model
 from edge.model.structure.mtp import EAGLE
 from edge.types import AnyArray
+from edge.values import brief
 
 _LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

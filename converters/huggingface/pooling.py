@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from edge.formats.json_file import read_list, read_object
 from edge.model.architectures.common import POOLING
 from edge.model.model import DEFAULT_PROMPT, PROMPTS
 from edge.model.structure.layers import DENSE
+from edge.values import brief
 
 _MODULES, _PROMPTS = "modules.json", "config_sentence_transformers.json"
 _POOLING_MODES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
 from edge.model.structure.layers import is_behind
 from edge.types import AnyArray
+from edge.values import brief
 
 _ROOTS = (
     "", "model.", "transformer.", "language_model.model.", "model.language_model.", "model.text_model.", "text_model.",

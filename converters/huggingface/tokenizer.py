@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from edge.formats.json_file import items, read_object
 from edge.model.tokens.tokenizer import ALONE, ENDS, LSTRIP, RSTRIP, SPACES
 from edge.model.tokens.vocabulary import END_NAMES
 from edge.model.tokens.word_piece import to_stored
+from edge.values import brief
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's

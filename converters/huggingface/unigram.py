@@ -6,7 +6,6 @@ import base64
 import binascii
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items
 from edge.model.tokens.unigram import SPACE
+from edge.values import brief
 
 _RUNS = ({"Regex": " {2,}"}, {"Regex": "▁{2,}"})  # of blanks, which the pre-tokenizer splits at anyway
 _MOST = 1e30  # of scores, which are logarithms

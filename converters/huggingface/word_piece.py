@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.model.tokens.word_piece import ACCENTS, LONGEST_WORD, LOWERCASE, REST
+from edge.values import brief
 
 _ROLES = {  # names in tokenizer_config.json and in GGUF
     "cls": ("bos", "cls"), "sep": ("eos", "seperator"), "mask": ("mask",), "unk": ("unknown",), "pad": ("padding",),

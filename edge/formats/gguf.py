@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from reprlib import repr as brief  # a file's names may be megabytes long, a message may not
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,6 +27,7 @@ from edge.formats.arrays import read_array
 from edge.formats.blocks import BLOCK_TYPES
 from edge.formats.compiled import Compiled
 from edge.records import dataclass
+from edge.values import brief
 
 MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
 MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB

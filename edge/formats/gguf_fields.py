@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.records import dataclass
+from edge.values import brief
 
 # Bounds on what a header may claim; generous for any model that could run on a device, tight enough that no
 # product of two of them overflows what an engine multiplies.

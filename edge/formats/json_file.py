@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 from edge.devices.regular import check_file, read_bounded
 from edge.errors import InputError, ModelFormatError
+from edge.values import brief
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
 _MOST_GIVEN = 64 << 20

@@ -11,7 +11,6 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 from edge.devices.regular import read_regular
@@ -21,7 +20,7 @@ from edge.formats.compiled import Compiled
 from edge.formats.gguf import MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
-from edge.values import parse
+from edge.values import brief, parse
 
 FORMAT = 1
 MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"

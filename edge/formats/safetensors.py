@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
@@ -24,6 +23,7 @@ from edge.formats.arrays import read_array
 from edge.formats.blocks import nbytes
 from edge.formats.json_file import parse_object, shown
 from edge.types import AnyArray
+from edge.values import brief
 
 _ALIGNMENT = 8  # of the first tensor that is written
 _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand

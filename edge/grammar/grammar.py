@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.errors import InputError
 from edge.records import dataclass
+from edge.values import brief
 
 KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 """Fields of a Grammar, and their names in messages."""
@@ -19,12 +20,13 @@ MOST_ALIKE = 12  # patterns that one text must match at once: each doubles the s
 
 @dataclass(frozen=True)
 class Grammar:
-    """The form of an answer, from its first token to its last; exactly one field is set. Thoughts before the answer
-    are free.
+    """The form of an answer, from its first token to its last; exactly one of the first three fields is set. Thoughts
+    before the answer are free.
 
     json_schema: a JSON schema, as a dict or as JSON text; properties come in the order of the schema. regex: a regular
     expression in Rust's syntax, which the whole answer matches. lark: a grammar in llguidance's variant of Lark, whose
-    `start` the answer matches, or in llama.cpp's GBNF, whose `root` it matches.
+    `start` the answer matches, or in llama.cpp's GBNF, whose `root` it matches. param: the field of a request to a
+    server that states it, for errors.
 
     Raises InputError for anything else. The grammar itself is checked when an answer begins, or by
     `edge.check_grammar`.
@@ -33,6 +35,7 @@ class Grammar:
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     lark: str | None = None
+    param: str | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -43,7 +46,7 @@ class Grammar:
             value = _schema_text(value)
             object.__setattr__(self, "json_schema", value)
         if not isinstance(value, str):
-            raise InputError(f"the {name} must be text, not {value!r:.60}")
+            raise InputError(f"the {name} must be text, not {brief(value)}")
         if not value.strip():
             raise InputError(f"the {name} is empty")
         try:
@@ -57,15 +60,15 @@ class Grammar:
             raise InputError(f"the {name} wants a text to match {alike} patterns at once: at most {MOST_ALIKE} may")
 
     @classmethod
-    def of_choices(cls, texts: object) -> Grammar:
+    def of_choices(cls, texts: object, param: str | None = None) -> Grammar:
         """The grammar of an answer that is one of these texts. Raises InputError."""
         if (
             not isinstance(texts, list | tuple)
             or not texts
             or not all(isinstance(each, str) and each for each in texts)
         ):
-            raise InputError(f"choices must be a list of texts, not {texts!r:.60}")
-        return cls(lark="start: " + " | ".join(json.dumps(each) for each in texts))
+            raise InputError(f"choices must be a list of texts, not {brief(texts)}")
+        return cls(lark="start: " + " | ".join(json.dumps(each) for each in texts), param=param)
 
     @property
     def text(self) -> str:
@@ -136,5 +139,5 @@ def _schema_text(schema: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema is not JSON: {error}") from None
     if text is None:
-        raise InputError(f"a JSON schema must be a JSON object, not {read!r:.60}")
+        raise InputError(f"a JSON schema must be a JSON object, not {brief(read)}")
     return text

@@ -62,13 +62,18 @@ class Matcher:
         """ends: texts that end a value, by which an answer may be closed."""
         words = _words(tokenizer)
         library = _library()
+        try:
+            definition = _definition(grammar)
+        except InputError as error:
+            raise InputError(str(error), grammar.param) from None
         limits = library.LLParserLimits(
             initial_lexer_fuel=_BUILDING, step_lexer_fuel=_STEP, step_max_items=_ITEMS,
             max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False,
         )  # fmt: skip
-        self._matcher = library.LLMatcher(words, _definition(grammar), log_level=0, limits=limits)
+        self._matcher = library.LLMatcher(words, definition, log_level=0, limits=limits)
         if self._matcher.is_error():
-            raise InputError(f"the {grammar.name} cannot be used: {_one_line(self._matcher.get_error())}")
+            why = _one_line(self._matcher.get_error())
+            raise InputError(f"the {grammar.name} cannot be used: {why}", grammar.param)
         self._bits = np.zeros((words.vocab_size + 31) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
         self._free = False  # no text is forced here

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from reprlib import repr as brief
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -18,6 +17,7 @@ from edge.model.structure.layers import Block, is_behind
 from edge.model.structure.mtp import ASSISTANT, EAGLE, SHARED, mtp_file, without_mtp
 from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_tensors
+from edge.values import brief
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
 # decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run

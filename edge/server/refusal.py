@@ -89,7 +89,7 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, BudgetError):
         return RefusedError(422, message, code="budget_exceeded")
     if isinstance(error, InputError):
-        return RefusedError(400, message, code="invalid_value")
+        return RefusedError(400, message, code="invalid_value", param=error.param)
     if isinstance(error, UnsupportedError):
         return RefusedError(400, message, code="unsupported")
     if isinstance(error, EdgeError) and not isinstance(error, EngineError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
@@ -12,6 +11,7 @@ from edge.records import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.lark import call_grammar
 from edge.tools.parser import ToolParser
+from edge.values import brief
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
@@ -57,7 +57,7 @@ class ToolUse:
                 thinks=self.thinks,
             )  # fmt: skip
         except MALFORMED:
-            raise InputError("the JSON schema of a tool's parameters is malformed") from None
+            raise InputError("the JSON schema of a tool's parameters is malformed", "tools") from None
 
 
 def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequence[str]]:
@@ -72,7 +72,7 @@ def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequenc
     allowed = [each.get("name") for each in functions if isinstance(each, Mapping)]
     kept = [name for name in names if name in allowed]
     if names and not kept:
-        raise InputError(f"tool_choice allows none of the tools: choose from {', '.join(names)}")
+        raise InputError(f"tool_choice allows none of the tools: choose from {', '.join(names)}", "tool_choice")
     return inner.get("mode", AUTO), kept
 
 
@@ -92,5 +92,6 @@ def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool
         found = isinstance(only, str) and only in names
     if not found:
         wanted = "auto, none, required, or the name of a tool"
-        raise InputError(f"tool_choice must be {wanted} ({', '.join(names) or 'there are none'}), not {brief(choice)}")
+        known = ", ".join(names) or "there are none"
+        raise InputError(f"tool_choice must be {wanted} ({known}), not {brief(choice)}", "tool_choice")
     return only, True, True

@@ -74,11 +74,11 @@ def test_llama_cpp_reads_written_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("file", "edit", "message"), [
     ("config.json", lambda said: said.update(hidden_act="relu"), "hidden_act is 'relu'"),
     ("config.json", lambda said: said.update(position_embedding_type="relative_key"), "position_embedding_type"),
-    ("config.json", lambda said: said.update(is_decoder=True), "is_decoder is True"),
+    ("config.json", lambda said: said.update(is_decoder=True), "is_decoder is true"),
     ("1_Pooling/config.json", lambda said: said.update(pooling_mode_max_tokens=True), "pooling is not supported"),
     ("1_Pooling/config.json", lambda said: (said.clear(), said.update(pooling_mode=[])), "pooling is not supported"),
     ("tokenizer.json", lambda said: said["normalizer"].update(handle_chinese_chars=False), "handle_chinese_chars"),
-    ("tokenizer.json", lambda said: said.update(normalizer=None), "normalizer is None: BertNormalizer"),
+    ("tokenizer.json", lambda said: said.update(normalizer=None), "normalizer is null: BertNormalizer"),
     ("tokenizer.json", lambda said: said["model"].update(max_input_chars_per_word=5), "max_input_chars_per_word"),
 ])  # fmt: skip
 def test_other_settings_are_refused(
@@ -106,7 +106,7 @@ def test_modules_behind_encoder(tmp_path: Path) -> None:
         ([{"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling"}], "not the name of a folder"),
         ([{"type": "sentence_transformers.models.Dense", "path": ".."}], "not the name of a folder"),
         ([{"type": "sentence_transformers.models.Dense", "path": "\0"}], "not the name of a folder"),
-        ([{"type": None}], "the module None"),
+        ([{"type": None}], "the module null"),
         ({"type": 1}, "list"),
     ):
         (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")

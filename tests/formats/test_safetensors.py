@@ -75,7 +75,7 @@ LIES: list[tuple[Any, str]] = [
     ({"a": entry(0, 8, (-2,))}, "impossible shape"), ({"a": entry(0, 8, (2.0,))}, "impossible shape"),
     ({"a": entry(0, 8, (True, 2))}, "impossible shape"), ({"a": entry(0, 8, (2**60,))}, "impossible shape"),
     ({"a": entry(0, 0, (2**40, 2**40, 2**40))}, "has 0 bytes, but"), ({"a": entry(0, 8, (1,) * 9)}, "impossible shape"),
-    ({"a": {"dtype": "F32", "shape": [2]}}, "lies at None"),
+    ({"a": {"dtype": "F32", "shape": [2]}}, "lies at null"),
     ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 16]}}, "lies at"),
     ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "lies at"), ({"a": [1, 2]}, "is not described"),
     ({"a": A, "b": A}, "but .* is next"), ({"a": A, "b": entry(4, 12)}, "but .* is next"),

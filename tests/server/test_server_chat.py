@@ -246,6 +246,9 @@ def test_echoed_tokens_are_as_likely_as_transformers_says(client: TestClient, co
     assert found["usage"]["prompt_tokens"] == 45
 
 
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+WRONG = {"type": "object", "properties": {"a": {"type": "wrong"}}}
+WRONG_TOOL = {"type": "function", "function": {"name": "look", "parameters": WRONG}}
 BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({}, 400, "messages"), ({"messages": []}, 400, "messages"), ({"messages": "Hello"}, 400, "messages"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
@@ -260,9 +263,24 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HELLO, "max_tokens": -2}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
     ({"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
-    ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, None),
-    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 400, None), ({"messages": HELLO, "n": 0}, 400, "n"),
-    ({"messages": HELLO, "n": 1000}, 400, "n"), ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools[0].name"),
+    ({"messages": HELLO, "tools": [LOOK, {"function": None}]}, 400, "tools[1].function"),
+    ({"messages": HELLO, "tools": [LOOK, LOOK]}, 400, "tools"),
+    ({"messages": HELLO, "tools": [{"type": "web"}, {"function": {"name": None}}]}, 400, "tools[1].function.name"),
+    ({"messages": HELLO, "tools": [{"function": {"name": "f", "parameters": [True]}}]}, 400,
+     "tools[0].function.parameters"),
+    ({"messages": HELLO, "tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": None}}}, 400,
+     "tool_choice"),
+    ({"messages": HELLO, "tools": [LOOK], "tool_choice": {"type": "allowed_tools", "tools": []}}, 400, "tool_choice"),
+    ({"messages": HELLO, "tools": [WRONG_TOOL], "tool_choice": "required"}, 400, "tools"),
+    ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": WRONG}}}, 400,
+     "response_format"),
+    ({"messages": HELLO, "guided_json": WRONG}, 400, "guided_json"),
+    ({"messages": HELLO, "guided_regex": "("}, 400, "guided_regex"),
+    ({"messages": HELLO, "guided_choice": []}, 400, "guided_choice"),
+    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 400, "tool_choice"),
+    ({"messages": HELLO, "n": 0}, 400, "n"), ({"messages": HELLO, "n": 1000}, 400, "n"),
+    ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),
     ({"messages": HELLO, "stream": "yes"}, 400, "stream"),
     ({"messages": HELLO, "edge": {"energy": "30 apples"}}, 400, "edge.energy"),
     ({"messages": HELLO, "edge": {"time": -1}}, 400, "edge.time"),
@@ -275,7 +293,9 @@ def test_bad_requests_are_refused_in_a_line(client: TestClient) -> None:
         response = client.post("/v1/chat/completions", json={"max_tokens": 2, **body})
         assert response.status_code == status, body
         if status != 200:
-            assert error_of(response)["param"] == param
+            error = error_of(response)
+            assert error["param"] == param, error
+            assert not re.search(r"\b(None|True|False)\b|\{'", error["message"])  # Python's
             streamed = client.post("/v1/chat/completions", json={"max_tokens": 2, "stream": True, **body})
             assert streamed.status_code == status
     for body, param in (

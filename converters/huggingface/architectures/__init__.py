@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from reprlib import repr as brief
-
 from edge.converters.huggingface.architectures import (
     bert,
     cohere,
@@ -31,6 +29,7 @@ from edge.converters.huggingface.architectures import (
 from edge.converters.huggingface.architectures.common import Architecture
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.values import brief
 
 _BY_MODEL_TYPE: dict[str, Architecture] = {
     "llama": llama.LLAMA,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.json_file import parse_object, shown
 from edge.formats.safetensors import Stored
 from edge.types import AnyArray
+from edge.values import brief
 
 _IN_WORDS = ("awq", "gptq", "auto-round", "auto_round")
 _BY_TENSORS = ("compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "bitsandbytes")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from edge.converters.huggingface.quantized.matrix import Integers, Quantized, St
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.safetensors import Stored
 from edge.types import AnyArray
+from edge.values import brief
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

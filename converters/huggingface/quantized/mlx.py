@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.safetensors import Stored
 from edge.types import AnyArray
+from edge.values import brief
 
 _BITS, _SIZES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 _FLOATS = (("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32))

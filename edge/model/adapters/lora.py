@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from edge.model.tensors import JOINED, Source
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
+from edge.values import brief
 
 MAX_RANK = 1024  # of all adapters of a run together; real ones have 4 to 256
 LORA, DORA = "lora", "dora"  # adapter.type

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
+from edge.values import brief
 
 _CONFIG, _WEIGHTS, _TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
 _OF_ROWS, _OF_KEYS = ("PROMPT_TUNING", "P_TUNING"), ("PREFIX_TUNING", "CARTRIDGE")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from reprlib import repr as brief
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_pooling
 from edge.model.structure.layers import RANKS, Network, is_behind
 from edge.model.structure.spec import ModelSpec
+from edge.values import brief
 
 _NETWORKS = {
     "llama": "llama:network",

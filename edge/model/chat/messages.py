@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby
-from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
@@ -23,6 +22,7 @@ from edge.model.chat.parts import MEDIA, Segment, Text, has_media, kind_of, newe
 from edge.model.chat.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.parts.text import well_formed
 from edge.records import dataclass
+from edge.values import brief
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SEEN = ("user", "tool")  # whose messages may have pictures and sounds
@@ -158,30 +158,35 @@ def parse_tools(tools: object) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise InputError(f"tools must be a list, not {brief(tools)}")
-    found = [_tool(number, each) for number, each in enumerate(tools, 1)]
+        raise InputError(f"tools must be a list, not {brief(tools)}", "tools")
+    found = [parse_tool(each, f"tools[{number}]", f"tool {number + 1}") for number, each in enumerate(tools)]
     names = [each["function"]["name"] for each in found]
     for number, name in enumerate(names, 1):
         if names.index(name) + 1 < number:
-            raise InputError(f"tool {number}: another tool is called {name}")
+            raise InputError(f"tool {number}: another tool is called {name}", "tools")
     return found or None
 
 
-def _tool(number: int, tool: object) -> dict[str, Any]:
-    where = f"tool {number}"
+def parse_tool(tool: object, param: str, where: str = "") -> dict[str, Any]:
+    """Check a tool, and return it in the form of OpenAI's chats. param: its field in a request. where: the same in
+    words. Raises InputError."""
+    where = where or param
     if not isinstance(tool, Mapping):
-        raise InputError(f"{where} must be an object, not {brief(tool)}")
+        raise InputError(f"{where} must be an object, not {brief(tool)}", param)
     if tool.get("type", "function") != "function":
-        raise InputError(f"{where} is of type {brief(tool['type'])}: only functions are supported")
+        raise InputError(f"{where} is of type {brief(tool['type'])}: only functions are supported", f"{param}.type")
     function = tool.get("function", {key: tool[key] for key in tool if key != "type"})
+    param += ".function" if "function" in tool else ""
     if not isinstance(function, Mapping):
-        raise InputError(f"{where}: function must be an object, not {brief(function)}")
-    _checked_name(where, function.get("name"))
+        raise InputError(f"{where}: function must be an object, not {brief(function)}", param)
+    _checked_name(where, function.get("name"), f"{param}.name")
     parameters = function.get("parameters")
     if not isinstance(function.get("description") or "", str):
-        raise InputError(f"{where}: description must be text, not {brief(function['description'])}")
+        why = f"{where}: description must be text, not {brief(function['description'])}"
+        raise InputError(why, f"{param}.description")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InputError(f"{where}: parameters must be a JSON schema, not {brief(parameters)}")
+        why = f"{where}: parameters must be a JSON schema, not {brief(parameters)}"
+        raise InputError(why, f"{param}.parameters")
     _check_json(where, function)
     empty = {"type": "object", "properties": {}}
     said = dict(function)
@@ -250,11 +255,10 @@ def _call(where: str, at: int, call: object) -> Call:
     return parsed
 
 
-def _checked_name(where: str, name: object) -> str:
+def _checked_name(where: str, name: object, param: str | None = None) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(
-            f"{where}: the name of a function has letters, digits, _, -, . and the like, not {brief(name)}"
-        )
+        why = f"{where}: the name of a function has letters, digits, _, -, . and the like, not {brief(name)}"
+        raise InputError(why, param)
     return name
 
 

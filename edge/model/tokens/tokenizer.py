@@ -11,7 +11,6 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from reprlib import repr as brief
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +24,7 @@ from edge.model.parts.text import well_formed
 from edge.model.tokens.pre_tokenizers import PRE_TOKENIZERS, PUBLISHED, PreTokenizer
 from edge.model.tokens.vocabulary import BYTE, CALL_ENDS, CONTROL, END_NAMES, USER_DEFINED, open_vocabulary
 from edge.types import IntArray
+from edge.values import brief
 
 _HIDDEN = "\0"  # no token contains it
 # Settings for which llama.cpp has no fields. NFC composes characters first. `first` and `always` put a space only

@@ -27,7 +27,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +38,7 @@ from edge.errors import CacheError, ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.storage import cache
 from edge.types import AnyArray
+from edge.values import brief
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from reprlib import repr as brief
 
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.structure.spec import ModelSpec
 from edge.model.towers.mmproj import AUDIO, VISION, is_mmproj, read_mmproj, senses_of
 from edge.model.towers.tower import Layout, PictureTower, SoundTower, Stage, Tower
+from edge.values import brief
 
 __all__ = [
     "AUDIO", "VISION", "Layout", "PictureTower", "SoundTower", "Stage", "Tower", "is_mmproj", "open_ears", "open_tower",

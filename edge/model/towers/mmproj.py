@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from reprlib import repr as brief
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from edge.model.tensors import find_tensors
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
+from edge.values import brief
 
 ARCHITECTURE = ENCODER
 VISION, AUDIO = "vision", "audio"  # names of encoders in headers; their tensors begin with the first letter

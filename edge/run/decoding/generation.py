@@ -99,7 +99,7 @@ class Generation:
         grammar, top = request.grammar, request.logprobs
         begins = begins and grammar is None
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
-            grammar = Grammar(lark=lark)
+            grammar = Grammar(lark=lark, param="tools")
         outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
         if outside:
             raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")

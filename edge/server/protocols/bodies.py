@@ -253,15 +253,15 @@ def _grammar(name: str, kind: str, value: Any) -> Grammar | None:
         return grammar_of(value, name)
     try:
         if kind == "json":
-            return Grammar(json_schema=value)
+            return Grammar(json_schema=value, param=name)
         if kind == "json_object":
-            return Grammar(json_schema={"type": "object"})
+            return Grammar(json_schema={"type": "object"}, param=name)
         if kind == "regex":
-            return Grammar(regex=value)
+            return Grammar(regex=value, param=name)
         if kind == "grammar":
-            return Grammar(lark=value)
+            return Grammar(lark=value, param=name)
         if kind == "choice":
-            return Grammar.of_choices(value)
+            return Grammar.of_choices(value, name)
     except InputError as error:
         raise RefusedError(400, f"{name}: {error}", param=name, code="invalid_value") from None
     raise RefusedError(400, f"{name} is not supported", param=name, code="unsupported")
@@ -282,7 +282,7 @@ def grammar_of(form: dict[str, Any] | None, name: str) -> Grammar | None:
         message = f"{name} must have the type text, json_object, or json_schema with a schema, not {brief(form)}"
         raise RefusedError(400, message, param=name, code="invalid_value")
     try:
-        return Grammar(json_schema=schema)
+        return Grammar(json_schema=schema, param=name)
     except InputError as error:
         raise RefusedError(400, str(error), param=name, code="invalid_value") from None
 

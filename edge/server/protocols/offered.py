@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.model.chat.messages import parse_tool
 from edge.records import dataclass
 
 Tool = dict[str, Any]
@@ -33,10 +34,11 @@ class Offered:
 
 
 def of_chat(tools: Sequence[Tool] | None) -> Offered:
-    """OpenAI's chats, and Ollama's."""
+    """OpenAI's chats, and Ollama's. Raises InputError for a function that is none."""
     kept, left_out = list[Tool](), list[str]()
     for number, tool in enumerate(tools or ()):
         if tool.get("type", "function") == "function":
+            parse_tool(tool, f"tools[{number}]")
             kept.append(tool)
         else:
             left_out.append(_named(number, tool))
@@ -45,24 +47,25 @@ def of_chat(tools: Sequence[Tool] | None) -> Offered:
 
 def of_responses(tools: Sequence[Tool] | None) -> Offered:
     """OpenAI's responses, where a namespace has functions inside. The model sees a function by its own name, unless
-    another one has the same."""
-    found, left_out = list[tuple[Tool, str | None]](), list[str]()
+    another one has the same. Raises InputError for a function that is none."""
+    found, left_out = list[tuple[Tool, str | None, str]](), list[str]()
     for number, tool in enumerate(tools or ()):
         kind, inner = tool.get("type"), tool.get("tools")
         if kind == "function":
-            found.append((tool, None))
+            found.append((tool, None, f"tools[{number}]"))
         elif kind == "namespace" and isinstance(inner, list) and isinstance(tool.get("name"), str):
             for place, each in enumerate(inner):
                 if isinstance(each, dict) and each.get("type") == "function" and isinstance(each.get("name"), str):
-                    found.append((each, tool["name"]))
+                    found.append((each, tool["name"], f"tools[{number}].tools[{place}]"))
                 else:
                     left_out.append(f"tools[{number}].{_named(place, each)}")
         else:
             left_out.append(_named(number, tool))
-    counts = Counter(tool.get("name") for tool, _ in found if isinstance(tool.get("name"), str))
+    counts = Counter(tool.get("name") for tool, _, _ in found if isinstance(tool.get("name"), str))
     kept, places = list[Tool](), dict[str, dict[str, str]]()
-    for tool, namespace in found:
+    for tool, namespace, where in found:
         function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key)}
+        parse_tool(function, where)
         if namespace is not None:
             seen = tool["name"] if counts[tool["name"]] == 1 else _within(namespace, tool["name"])
             places[seen] = {"name": tool["name"], "namespace": namespace}

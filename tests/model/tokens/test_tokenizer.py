@@ -303,7 +303,7 @@ DAMAGED: dict[str, tuple[Callable[[], GGUF], str]] = {
 }  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple[Callable[[], GGUF], str]] = {
-    "no tokenizer": (lambda: changed("model", None), "tokenizer None is not supported"),
+    "no tokenizer": (lambda: changed("model", None), "tokenizer null is not supported"),
     "another tokenizer": (lambda: changed("model", (STRING, "rwkv")), "tokenizer 'rwkv' is not supported"),
     "a tokenizer of two lines": (lambda: changed("model", (STRING, "a\nb" * 9999)), r"tokenizer 'a\nb"),
     "another pre-tokenizer": (lambda: changed("pre", (STRING, "gpt2")), "pre-tokenizer 'gpt2' is not supported"),
