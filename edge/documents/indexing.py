@@ -36,6 +36,7 @@ OnProgress = Callable[[str, float, float], None]
 
 _AT_ONCE = 32  # passages of a transaction
 _MOST_FILE = 64 << 20  # bytes
+_NAMED = 3  # sources that an error names
 _HELD = 12  # bytes of memory that a byte of a file may take while it is read
 _WORD = 12  # characters of a token, at most: a long word that the encoder does not know is one token
 
@@ -138,7 +139,9 @@ def remove(name: str, *sources: str | Path) -> tuple[int, int]:
     paths = _absolute(sources)
     with Store(name) as store, writing(name):
         if unknown := [path for path in paths if path not in store.sources]:
-            raise InputError(f"{unknown[0]} is no source of {name}: it has {', '.join(store.sources)}")
+            some, more = store.sources[:_NAMED], len(store.sources) - _NAMED
+            known = ", ".join(some) + (f" and {more:,} more (edge index --json lists them)" if more > 0 else "")
+            raise InputError(f"{unknown[0]} is no source of {name}: it has {known or 'none'}")
         before = store.counts()
         store.sources = left = [each for each in store.sources if each not in paths]
         inside = tuple(os.path.join(each, "") for each in left)
@@ -219,7 +222,7 @@ def _read_all(
             except (InputError, MissingExtraError, OSError) as error:
                 if path in named and not isinstance(error, OSError):
                     raise
-                unread.append((path, str(error).removeprefix(f"{path}: ")))
+                unread.append((path, str(error).removeprefix(f"{path} ")))
             else:
                 store.put(path, state, document, split(document, count, most))
                 added, changed = added + (before is None), changed + (before is not None)
@@ -234,7 +237,7 @@ def _bytes_of(path: str, size: int, options: Options) -> bytes:
     most = min(_MOST_FILE, max(0, room - memory_use().rss) // _HELD)
     if size > most:
         limit = "files may have" if most == _MOST_FILE else "the memory allows"
-        raise InputError(f"{path}: has {format_bytes(size)}, but {limit} {format_bytes(most)} at most: split it")
+        raise InputError(f"{path} has {format_bytes(size)}, but {limit} {format_bytes(most)} at most: split it")
     return Path(path).read_bytes()
 
 

@@ -51,7 +51,7 @@ def read_document(name: str, data: bytes) -> Document:
     try:
         return read(path.stem, data)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"{name} {error}") from None
 
 
 def _decoded(data: bytes) -> str:

@@ -192,7 +192,12 @@ def test_files_that_change_or_leave(folder: Path) -> None:
         one = folder.parent / "one.txt"
         one.write_text("A lone file.")
         index("own", one, **ON)  # type: ignore[arg-type]
-        remove("own", folder)
+        with pytest.raises(InputError, match=rf"x is no source of own: it has {folder}, {one}$"):
+            remove("own", "x")
+        store.sources = [*store.sources, *(f"/{number}.md" for number in range(7))]
+        with pytest.raises(InputError, match=r", /0\.md and 6 more \(edge index --json lists them\)$"):
+            remove("own", "x")
+        remove("own", folder, *(f"/{number}.md" for number in range(7)))
         assert [Path(each).name for each in store.files()] == ["one.txt"]
     one.unlink()
     with pytest.raises(InputError, match=r"one\.txt is not there: edge index own .* --remove"):
@@ -205,7 +210,10 @@ def test_files_that_change_or_leave(folder: Path) -> None:
 def test_sources_that_fail_change_nothing(folder: Path) -> None:
     broken = folder.parent / "broken.txt"
     broken.write_bytes(b"a\0b")
-    for source, message in ((os.devnull, "neither a file nor a folder"), (broken, "is no text: it has NUL bytes")):
+    for source, message in (
+        (os.devnull, "neither a file nor a folder"),
+        (broken, f"{broken} is no text: it has NUL bytes"),
+    ):
         with pytest.raises(InputError, match=message):
             index("own", folder / "sky.md", source, encoder=ENCODER, **ON)  # type: ignore[arg-type]
         assert not index_path("own").exists()
