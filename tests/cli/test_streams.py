@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from conftest import load_engine
 from fork_server import COMMAND, forking
 
+from edge.cli.terminal.prompts import read_prompt
 from edge.converters.onnx.writer import write_onnx
 from edge.devices.output import write_whole
 from edge.errors import InputError
@@ -138,6 +140,15 @@ def test_names_that_are_no_text_are_read_or_refused(tmp_path: Path) -> None:
     moved = open_model(tmp_path / "\udcff")
     with pytest.raises(InputError, match="rename"):
         load_engine(moved, "onnx", "f32")
+
+
+def test_prompt_that_is_never_read_holds_no_file(tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text("Some text.")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        read_prompt(["Why?"], text)  # a run that is refused
+        assert found == []
+    assert "".join(read_prompt(["Why?"], text)) == "Some text.\n\nWhy?"
 
 
 def test_closed_stdin_is_empty_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -126,10 +127,9 @@ def read_text(path: Path) -> Iterator[str]:
     """A UTF-8 text file in blocks; bytes that are not UTF-8 become U+FFFD. Raises InputError, also for NUL bytes in the
     first block, which no text has."""
     check_file(path)
-    try:
-        return _blocks(open(path, "rb"), str(path))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{path} cannot be read ({os.strerror(errno.EACCES)})")
+    return _blocks(path, str(path))
 
 
 def read_whole(path: Path) -> str:
@@ -162,9 +162,11 @@ def read_lines() -> Iterator[str]:
         raise InputError(f"stdin cannot be read ({error.strerror})") from None
 
 
-def _blocks(binary: BinaryIO, what: str, *, may_be_empty: bool = False) -> Iterator[str]:
+def _blocks(source: BinaryIO | Path, what: str, *, may_be_empty: bool = False) -> Iterator[str]:
     empty = True
     try:
+        # Opened here: blocks that nobody reads hold no file.
+        binary = open(source, "rb") if isinstance(source, Path) else source  # noqa: SIM115 - the wrapper closes it
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
             while block := text.read(_BLOCK):
                 if empty and "\0" in block:
