@@ -120,6 +120,7 @@ def transcribe(
         files, targets = _missing(files, targets, quiet=quiet)
         if not files:
             return
+    _check_sounds(files)
     meter = find_meter()
     first = meter.read().joules
     with progress(enabled=not quiet) as shown:
@@ -181,6 +182,24 @@ def check_files(files: list[str], rate: int | None) -> None:
             raise InputError("the name of a file is empty")
         if each != "-":
             check_file(Path(each))
+
+
+def _check_sounds(files: list[str]) -> None:
+    """Raise InputError, MissingExtraError if none of the files is a sound, before a model is fetched or loaded."""
+    from edge.errors import InputError
+    from edge.media.sound import open_sound
+
+    refused: InputError | None = None
+    for each in files:
+        try:
+            if each != "-":
+                with open_sound(each):
+                    pass
+            return
+        except InputError as error:
+            refused = refused or error
+    if refused:
+        raise refused
 
 
 def _target(folder: Path, file: str, form: Format) -> Path:

@@ -64,6 +64,12 @@ def test_transcripts_are_written_in_each_form_and_resumed(model: Path, sound: Pa
     assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
 
 
+def test_file_that_is_no_sound_is_refused_before_the_model(tmp_path: Path) -> None:
+    (wrong := tmp_path / "not.txt").write_text("no sound")
+    done = edge("transcribe", str(wrong), "-m", str(tmp_path / "nothing.gguf"))
+    assert (done.returncode, "not.txt is no sound that can be read" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.exhaustive
 def test_resumed_transcript_is_whole(model: Path, sound: Path, tmp_path: Path) -> None:
     kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "json", "-o", str(tmp_path))
