@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import run_child
+from test_cli import edge_here
 from typer.testing import CliRunner
 
 from edge.backends import llamacpp
@@ -225,3 +226,10 @@ def test_command_prints_what_python_returns(monkeypatch: pytest.MonkeyPatch) -> 
     expected = fits(device="raspberry-pi-5", memory="2GiB", backend="cpu")
     assert [(each["name"], each["why"]) for each in found["models"]] == [(each.name, each.why) for each in expected]
     assert "all figures are estimated" not in shown.stderr
+
+
+def test_options_of_fits_are_refused_without_it() -> None:
+    for options in (["--device", "raspberry-pi-5"], ["--memory", "2GiB"], ["--tokens", "9"]):
+        done = edge_here("models", *options)
+        assert (done.returncode, f"{options[0]} is for --fits" in done.stderr) == (2, True)
+    assert edge_here("models", EDGE_MEMORY="2GiB").returncode == 0
