@@ -76,7 +76,7 @@ def _candidates(run: Resolved) -> Iterator[EngineConfig]:
 def _streamed(run: Resolved, base: EngineConfig, longest: int) -> Iterator[EngineConfig]:
     """Configurations with as many rows, and the fewest possible weights in memory; none if the engine cannot stream."""
     for config in _sizes(run, base, base.capacity, longest, _STREAMED_SHARE):
-        if resident := run.backend.footprint(run.spec, config).least_weights:
+        if resident := run.footprint(config).least_weights:
             yield replace(config, resident=resident)
 
 

@@ -231,7 +231,7 @@ class _Before:
                 yield run, config, self.bytes_of(run, config)
 
     def bytes_of(self, run: Resolved, config: EngineConfig) -> PlanBytes:
-        need = run.backend.footprint(run.spec, config)
+        need = run.footprint(config)
         scratch, cache = need.scratch, run.options.prompt_cache
         prompts = getattr(cache, "memory", 0)
         if cache is not None or config.sequences > 1:  # sequences copy rows from each other

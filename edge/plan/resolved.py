@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, EngineConfig
-from edge.backends.counts import GPUMemory, Tuned
+from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.devices.host import usable_cores
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
@@ -43,6 +43,17 @@ class Resolved:
     forced: str | None = None  # why policy `full` replaces the default: the engine cannot evict rows of this model
     gpu: GPUMemory | None = None  # the GPU that the engine would use here
     emulated: bool = False  # `EngineConfig.emulated`
+
+    def footprint(self, config: EngineConfig) -> Footprint:
+        """Of the engine, counted once: a refusal counts all configurations again."""
+        key = repr(config)
+        if key not in self._footprints:
+            self._footprints[key] = self.backend.footprint(self.spec, config)
+        return self._footprints[key]
+
+    @cached_property
+    def _footprints(self) -> dict[str, Footprint]:
+        return {}
 
     @cached_property
     def policy(self) -> Policy:

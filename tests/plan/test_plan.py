@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -17,12 +18,14 @@ from hypothesis import strategies as st
 
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
+from edge.backends.counts import Footprint
 from edge.budget import parse_bytes
 from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
+from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.plan.resolve import resolve
@@ -208,6 +211,21 @@ def test_budget_that_is_named_is_smallest_that_fits(request_: Options, engine: s
                     native_plan(each, (int(named) - 1) * MIB, backend)
             if each is request_:
                 assert (made.config.capacity, bool(made.config.resident)) == (int(found[2]), bool(found[3]))
+
+
+def test_refusal_counts_each_configuration_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the one with the fewest rows, which is another request."""
+    counted, footprint = Counter[str](), NATIVE.footprint
+
+    def count(spec: ModelSpec, config: EngineConfig) -> Footprint:
+        counted[repr(config)] += 1
+        return footprint(spec, config)
+
+    monkeypatch.setattr(NATIVE, "footprint", count)
+    with pytest.raises(BudgetError):
+        native_plan(Options(kv_dtype="f16"), 20 * MIB)
+    assert len(counted) > 50
+    assert sum(number > 1 for number in counted.values()) < 20, counted.most_common(30)
 
 
 @pytest.mark.parametrize(("options", "compiled"), [

@@ -16,6 +16,7 @@ Names are those of the arguments of compiled passes (`arguments.POINTERS`). TVM 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
@@ -35,6 +36,8 @@ from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
 from edge.types import AnyArray
+
+_shape_of = lru_cache(maxsize=4)(Shape.of)  # most of the time of a count, and a plan makes hundreds
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class PassMemory:
     def of(cls, spec: ModelSpec, config: EngineConfig, target: Target, estimates: int = 0) -> PassMemory:
         """estimates: tokens whose logits are bounded at once by a head in two stages; 0 without one. Raises
         UnsupportedError for models without kernels."""
-        shape, network = Shape.of(spec), find_network(spec)
+        shape, network = _shape_of(spec), find_network(spec)
         kv = KVMemory.of(shape, LayerKinds.of(network.windows, network.rowless), config, spec.context)
         rank, observed = padded_rank(config.lora_rank), round_up(kv.longest, TILE) if config.observes else 0
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
