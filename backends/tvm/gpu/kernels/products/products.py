@@ -166,16 +166,10 @@ class Band:
         """A band of `height` rows. number: by default, the workgroup's."""
         number = scope.group if number is None else number
         starts, heads = _starts(product, height), [bundle[0] for bundle in product.bundles]
-
-        def chosen(values: Sequence[int]) -> Value:
-            found: Value = i32(values[-1])
-            for start, value in zip(starts[-2:0:-1], values[-2::-1], strict=True):
-                found = select(number < start, i32(value), found)
-            return found
-
-        first = hold((number - chosen(starts[:-1])) * height, "int32")
-        rows = hold(chosen([head.matrix.rows for head in heads]), "int32")
-        return cls(scope, product, number, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
+        first = hold((number - _chosen(number, starts, starts[:-1])) * height, "int32")
+        rows = hold(_chosen(number, starts, [head.matrix.rows for head in heads]), "int32")
+        at = hold(_chosen(number, starts, [head.at for head in heads]), "int32")
+        return cls(scope, product, number, starts, first, rows, at)
 
     def each(self) -> Iterator[Sequence[Factor]]:
         """Iterate over bundles, each within a condition that the band belongs to it."""
@@ -219,10 +213,7 @@ class Band:
                         low, high = (words.value(bound, i32(0)) for bound in factor.bounds)
                         value.value = T.max(T.min(value.value, high), low)
         if self.product.adapted:
-            for bundle in self.each():
-                for value, factor in zip(values, bundle, strict=True):
-                    if factor.low:
-                        self._add_low_rank(value, factor, factor.low, row, token)
+            self._adapt(values, row, token)
         at = let(token * epilogue.stride + row + self.at)
         if heads := self.product.per_head:
             at = let(at + quotient(row, heads.rows) * (heads.outputs - heads.rows))
@@ -241,16 +232,43 @@ class Band:
             value = soft_cap(value, epilogue.cap)
         store(self.scope.out, at, self.scope.out[at] + value if epilogue.kind == "add" else value)
 
-    def _add_low_rank(self, value: Register, factor: Factor, low: LowRank, row: Value, token: Value) -> None:
-        """value += row of B · (A x). The buffer `low` has A x for all matrices of the product."""
-        factors, quads = self.product.factors, low.row_words // 4
-        x_at = let((token * len(factors) + factors.index(factor)) * (low.rank // 4))
-        b_at, found = let(row * quads + low.at // 4), Register(spread(f32(0.0)), "float32x4")
+    def _adapt(self, values: Sequence[Register], row: Value, token: Value) -> None:
+        """Add B's row · (A x) of LoRA: once for all bundles, if their adapters are alike, since this is the longest
+        part of each result's code."""
+        heads = [bundle[0] for bundle in self.product.bundles]
+        if len({(head.low.row_words, head.low.a.kind) if head.low else None for head in heads}) == 1 < len(heads):
+            numbers = _chosen(self.number, self.starts, range(len(heads)))
+            places = _chosen(self.number, self.starts, [head.low.at // 4 for head in heads if head.low])
+            assert heads[0].low
+            self._add_low_rank(values[0], heads[0].low, numbers, places, row, token)
+            return
+        for bundle in self.each():
+            for value, factor in zip(values, bundle, strict=True):
+                if low := factor.low:
+                    number = i32(self.product.factors.index(factor))
+                    self._add_low_rank(value, low, number, i32(low.at // 4), row, token)
+
+    def _add_low_rank(
+        self, value: Register, low: LowRank, number: Value, at: Value, row: Value, token: Value
+    ) -> None:  # fmt: skip
+        """value += row of B · (A x). The buffer `low` has A x for all matrices of the product, this one's as `number`;
+        B begins `at` units of 4 words."""
+        quads = low.row_words // 4
+        x_at = let((token * len(self.product.factors) + number) * (low.rank // 4))
+        b_at, found = let(row * quads + at), Register(spread(f32(0.0)), "float32x4")
         with loop(0, quads) as quad:
             weights = floats_of(let(self.scope.lora4[b_at + quad]), low.a.kind)
             for index, each in enumerate(weights):
                 found.value = found.value + each * self.scope.low[x_at + quad * len(weights) + index]
         value.value = value.value + total(found.value)
+
+
+def _chosen(number: Value, starts: Sequence[int], values: Sequence[int]) -> Value:
+    """The value of the bundle to which a band belongs."""
+    found: Value = i32(values[-1])
+    for start, value in zip(starts[-2:0:-1], values[-2::-1], strict=True):
+        found = select(number < start, i32(value), found)
+    return found
 
 
 def workgroups(product: Product, height: int) -> int:
