@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, floor, log10
+from typing import TYPE_CHECKING
 
 from edge.backends.counts import ExpertCounts
 from edge.budget import format_bytes, format_joules
@@ -17,6 +18,9 @@ from edge.run.loaded import Loaded
 from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, PrefixUse, RunReport, team_since
 from edge.run.sequences.sequence import TokenSequence
 from edge.storage.versions import own_versions
+
+if TYPE_CHECKING:
+    from edge.run.history import Phase
 
 _AMPLE = 1.5  # × the expected cost suffices
 
@@ -86,16 +90,19 @@ def _use_of(counts: ExpertCounts) -> ExpertUse:
     return ExpertUse(counts.slots, counts.experts, counts.hit_rate, counts.read_per_token, read)
 
 
-def why_unanswered(report: RunReport, options: Options) -> str:
-    """Why a budget left no answer, and an estimate of the budget that would suffice."""
+def why_unanswered(report: RunReport, options: Options, loaded: Loaded | None = None) -> str:
+    """Why a budget left no answer, and an estimate of the budget that would suffice: by earlier runs of what is loaded
+    if nothing of the prompt ran."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
-        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds)
+        known = _known(report, loaded, lambda phase: phase.seconds)
+        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds, known)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
-        why += _needed(report, energy.before, 0.0, energy.joules, format_joules)
+        known = _known(report, loaded, lambda phase: phase.joules, energy.kind)
+        why += _needed(report, energy.before, 0.0, energy.joules, format_joules, known)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -146,18 +153,37 @@ def why_short(report: RunReport) -> str:
     return MEMORY_SHORT
 
 
-def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+def _known(
+    report: RunReport, loaded: Loaded | None, cost: Callable[[Phase], float | None], kind: str | None = None
+) -> float | None:
+    """What the prompt cost at most by the earlier runs of this setting; None if they do not tell. kind: of joules."""
+    if loaded is None or report.tokens.ran:
+        return None
+    from edge.run.history import Setting, earlier_runs  # here: few runs fail
+
+    runs = earlier_runs(Setting.of(loaded.model.spec, loaded.plan.backend, loaded.plan.config))
+    phases = [run.prefill for run in runs if run.prefill and kind in (None, run.energy_kind)]
+    costs = [(cost(each), max(1.0, (report.tokens.prompt + 1) / each.tokens)) for each in phases]
+    return min((each * times for each, times in costs if each), default=None)
+
+
+def _needed(
+    report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str], known: float | None
+) -> str:
     """State the cost of the start, and a budget that suffices for prompt and answer in the next run, extrapolated from
-    the prompt tokens that ran, the first of which cost most. once: the part of `before` that no later run takes.
+    the prompt tokens that ran, the first of which cost most. once: the part of `before` that no later run takes. known:
+    the cost of the prompt by earlier runs.
 
     Adds half: the last tokens of a budget run one at a time, and no two runs cost the same.
     """
     tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
     if report.thoughts:
         return start  # the length of the remaining thoughts is unknown
+    if known is not None:
+        return f"{start}: state {words(_rounded_up(_AMPLE * (before - once + spent + known)))} or more (estimated)"
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
-        return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"
+        return f"{start}: state about {least} and what the prompt's {tokens.prompt_words} tokens take"
     needed = _AMPLE * (before - once + spent * (tokens.prompt + 1) / tokens.ran)
     beginning = f"for the first {tokens.prompt} tokens " if tokens.unread else ""
     return f"{start}: {beginning}state {words(_rounded_up(needed))} or more (estimated)"

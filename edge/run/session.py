@@ -306,7 +306,7 @@ class Session:
             self._told(run, self.report)
             run.free()
         if self.report.unanswered:
-            raise BudgetError(why_unanswered(self.report, options))
+            raise BudgetError(why_unanswered(self.report, options, self._loaded))
 
     def transcribe(self, sound: Source, **options: Unpack[HearKeywords]) -> Transcription:
         """Yield the segments of a sound, with times, as they are found: by a model that hears, such as whisper-base.

@@ -80,6 +80,31 @@ def test_advised_energy_suffices(tmp_path: Path, seed: int, share: float) -> Non
     assert answer(parse_joules(advised[1].replace(" ", "")), "next") is not None
 
 
+def test_advised_energy_suffices_where_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an earlier run, of which the history tells; without any, the advice is called a rough one."""
+    golden, start = open_golden("llama-one-layer"), 0.4
+
+    class Idling(Driven):
+        def read(self) -> Reading:
+            self.spend(1e-4)
+            return super().read()
+
+    def answer(joules: float | None, name: str) -> str | None:
+        driven = Idling(tmp_path / name, 0.02, 1)
+        with load(golden.model, max_kv_size=80, prefill_step_size=1, energy=joules, meter=driven) as session:
+            tokens = np.resize(golden.tokens, 60)
+            session.generate(tokens, max_tokens=1, ignore_eos=True, raw=True, energy_spent=start)
+            return session.report.text
+
+    monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "history"))
+    with pytest.raises(BudgetError, match=r"state about 6\d0 mJ and what the prompt's 60 tokens take$"):
+        answer(start / 2, "first")
+    assert answer(None, "second") is not None
+    with pytest.raises(BudgetError, match=r"state [\d.]+ J or more \(estimated\)$") as caught:
+        answer(start / 2, "third")
+    assert answer(parse_joules(str(caught.value).split("state ")[1].split(" or")[0]), "next") is not None
+
+
 @pytest.mark.parametrize("share", [0.2, 0.97])
 def test_advised_time_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """The same on a clock that moves when tokens run: the start takes 2 s, the prompt about 6."""

@@ -413,7 +413,7 @@ class Batch:
         self._ledger.read(anew=True)
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
-            error = BudgetError(why_unanswered(ticket.report, self._options))
+            error = BudgetError(why_unanswered(ticket.report, self._options, self._loaded))
         if len(self._slots.all) == 1:
             self._loaded.reclaimer.run = None
             self._observe(run, ticket.report)
