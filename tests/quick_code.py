@@ -1,7 +1,11 @@
 """Machine code of small models without LLVM's optimizations, which are two thirds of what compiling them costs, and
 without TVM's simplifier, which is half of the rest.
 
-Processes that compile for tests call `shorten`. Code of real models, and all of `make test-all`, is what users have.
+Kernels of software GPUs, whose drivers compile for longer than they run, work on one row of a matrix and one query head
+at a time: 0.6 of the time. `test_gpu_kernels.py` and `test_gpu_rows.py` have all sizes.
+
+Processes that compile for tests call `shorten`, those that choose designs `shorten_kernels`. Code of real models, and
+all of `make test-all`, is what users have.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pytest
+
+    from edge.backends.tvm.gpu.hosts import Adapter
     from edge.backends.tvm.targets import Target
 
 QUICK = "EDGE_TEST_QUICK_CODE"
@@ -49,6 +56,19 @@ def shorten() -> None:
 
     Design.from_json = staticmethod(read_small)  # type: ignore[method-assign, assignment]
     lowering.compile_object = compile_code
+
+
+def shorten_kernels(patch: pytest.MonkeyPatch) -> None:
+    if os.environ.get(QUICK) != "1":
+        return
+    from edge.backends.tvm.gpu.design import Tuning
+
+    usual = Tuning.of
+
+    def choose(adapter: Adapter) -> Tuning:
+        return replace(usual(adapter), rows=1, heads=1) if adapter.kind == "cpu" else usual(adapter)
+
+    patch.setattr(Tuning, "of", choose)
 
 
 def _without_variables(object_file: bytes) -> bytes:

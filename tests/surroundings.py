@@ -29,7 +29,7 @@ import pytest
 from fork_server import fork_servers
 from hypothesis import HealthCheck, settings
 from objects import OBJECTS, share_objects
-from quick_code import QUICK
+from quick_code import QUICK, shorten_kernels
 from shared import FOLDER  # noqa: F401  (which workers inherit)
 
 from edge.devices.memory.pressure import Pressure, read_pressure
@@ -99,6 +99,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fork_servers(patch):
+        shorten_kernels(patch)
         yield
 
 
