@@ -26,6 +26,7 @@ from edge.tools.parser import ArgumentPiece, CallBegin
 from edge.values import brief
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,16 @@ def _messages(message: AnthropicMessage, where: str, *, last: bool) -> list[dict
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
-    """tool_choice in OpenAI's form, and whether an answer may have several calls."""
+    """tool_choice in OpenAI's form, and whether an answer may have several calls. Raises RefusedError."""
     if choice is None:
         return None, True
     kind, parallel = choice.get("type"), not choice.get("disable_parallel_tool_use")
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, parallel
-    return {"any": "required", "none": "none"}.get(str(kind), "auto"), parallel
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        why = "missing" if kind is None else f"{brief(kind)}: choose from auto, any, none, tool"
+        raise RefusedError(400, f"tool_choice.type is {why}", param="tool_choice", code="invalid_value")
+    return _CHOICES[kind], parallel
 
 
 def _think(body: MessagesBody) -> Think:

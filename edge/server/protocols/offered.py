@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.errors import InputError
 from edge.model.chat.messages import parse_tool
 from edge.records import dataclass
+from edge.values import brief
 
 Tool = dict[str, Any]
 
@@ -75,16 +77,24 @@ def of_responses(tools: Sequence[Tool] | None) -> Offered:
 
 
 def of_messages(tools: Sequence[Tool] | None) -> Offered:
-    """Anthropic's messages, where tools of Anthropic's own have no schema."""
+    """Anthropic's messages, where tools of Anthropic's own have types of their own and no schema. Raises InputError for
+    another tool that is no function."""
     kept, left_out = list[Tool](), list[str]()
     for number, tool in enumerate(tools or ()):
-        if isinstance(tool.get("name"), str) and "input_schema" in tool:
-            described = {"name": tool["name"], "description": tool.get("description", "")}
-            strict = {"strict": True} if tool.get("strict") is True else {}
-            parameters = tool.get("input_schema") or {"type": "object"}
-            kept.append({"type": "function", "function": {**described, **strict, "parameters": parameters}})
-        else:
+        where, kind, schema = f"tools[{number}]", tool.get("type"), tool.get("input_schema")
+        if schema is None and isinstance(kind, str) and kind not in ("custom", "function"):
             left_out.append(_named(number, tool))
+            continue
+        for field in ("name", "input_schema"):
+            if tool.get(field) is None:
+                raise InputError(f"{where}.{field} is missing", f"{where}.{field}")
+        if not isinstance(schema, dict):
+            raise InputError(f"{where}.input_schema must be an object, not {brief(schema)}", f"{where}.input_schema")
+        described = {"name": tool["name"], "description": tool.get("description") or ""}
+        strict = {"strict": True} if tool.get("strict") is True else {}
+        function = {**described, **strict, "parameters": schema or {"type": "object"}}
+        parse_tool(function, where)
+        kept.append({"type": "function", "function": function})
     return Offered(tuple(kept), tuple(left_out))
 
 
