@@ -31,7 +31,8 @@ def parse_bias(value: Mapping[int, float] | str | Iterable[tuple[int, float]] | 
             pairs = value.items() if isinstance(value, Mapping) else value or ()
         found = {int(token): float(bias) for token, bias in pairs}
     except (TypeError, ValueError):
-        raise InputError(f"--logit-bias takes TOKEN=BIAS, such as 28=-100, not {brief(value)}") from None
+        example = "28=-100" if isinstance(value, str) else '{"28": -100}'
+        raise InputError(f"--logit-bias takes biases by token ids, such as {example}, not {brief(value)}") from None
     if len(found) > MOST_BIASES or any(token < 0 or not abs(bias) <= LARGEST_BIAS for token, bias in found.items()):
         raise InputError(f"--logit-bias takes at most {MOST_BIASES} tokens, and numbers, not {brief(value)}")
     return tuple(sorted(found.items()))

@@ -53,8 +53,12 @@ class RerankBody:
 
 def translate(body: RerankBody, headers: Any, tenant: str) -> list[Request]:
     """A request for each text. Raises RefusedError."""
-    if not body.all_texts or (body.texts and body.documents):
+    if body.texts and body.documents:
         raise RefusedError(400, "state documents or texts, not both", param="documents", code="invalid_value")
+    if not body.all_texts:
+        name, lacking = ("documents", body.documents) if body.texts is None else ("texts", body.texts)
+        why = f"{name} is {'missing' if lacking is None else 'empty'}"
+        raise RefusedError(400, why, param=name, code="invalid_value")
     if not body.query.strip():
         raise RefusedError(400, "the query is empty", param="query", code="invalid_value")
     return requests_of(body.all_texts, tenant)
