@@ -40,13 +40,13 @@ from edge.converters.pruning import repair
 from edge.converters.pruning.prune import Pruned, Pruning, check_pruning, perplexity_on, plan_pruning, prune_gguf
 from edge.converters.quantizers.mixed import AROUND, Mixture, types_of_gguf
 from edge.devices.memory import memory_use
-from edge.devices.output import check_file, check_folder, work_folder
+from edge.devices.output import check_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile, factors_of, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
-from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
+from edge.formats.gguf_writer import Planned, check_gguf, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
 from edge.model.adapters.lora import open_lora
 from edge.model.adapters.lora_file import LoraFile
@@ -309,9 +309,9 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
     if target.exists() and target.samefile(path):
         raise InputError(f"{target} is the model to convert: choose another name")
     if wanted.to == "gguf":
-        check_file(target, force=force)
+        check_gguf(target, force=force)
         if _has_eyes(path, wanted) and not is_alone(read_config(path)):
-            check_file(mmproj_path(target), force=force)
+            check_gguf(mmproj_path(target), force=force)
     else:
         check_folder(target, _OURS[wanted.to], force=force)
     if wanted.to == "coreml":

@@ -44,13 +44,20 @@ def check_parent(path: Path) -> None:
         os.lstat(path)  # a name that is too long, say
 
 
-def check_file(path: Path, *, force: bool) -> None:
-    """Raise InputError if `path` exists, or its folder does not. force: an existing file may be replaced."""
+def check_file(path: Path, *, force: bool, magic: bytes = b"", kind: str = "") -> None:
+    """Raise InputError if `path` exists, or its folder does not.
+
+    force: an existing file may be replaced, if it is empty or begins with `magic`, as files of a `kind` do.
+    """
     check_parent(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file")
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no file that could be replaced")  # /dev/null, say
+    if magic and path.exists():
+        with _explained(path), open(path, "rb") as old:
+            if (head := old.read(len(magic))) and head != magic:
+                raise InputError(f"{path} is no {kind}: choose another name")
     if path.exists() and not force:
         raise InputError(f"{path} is there already: --force replaces it")
 

@@ -149,7 +149,7 @@ def _shared(commands: Iterable[Any]) -> Iterator[str]:
 def _paragraphs(text: str) -> str:
     """A command's help; its examples are indented and become blocks of code."""
     paragraphs = []
-    for paragraph in inspect.cleandoc(text.replace("\b", "")).split("\n\n"):
+    for paragraph in inspect.cleandoc(text).replace("\b", "").split("\n\n"):
         lines = paragraph.strip("\n").splitlines()
         if lines and all(line.startswith("  ") for line in lines):
             paragraphs.append("\n".join(["```text", *(line.strip() for line in lines), "```"]))

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.devices.output import new_file
+from edge.devices.output import check_file, new_file
 from edge.errors import InputError, ModelFormatError
 from edge.formats.blocks import TYPE_IDS, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
@@ -45,6 +45,12 @@ class Planned:
     @property
     def nbytes(self) -> int:
         return nbytes(self.type, self.values)
+
+
+def check_gguf(path: Path, *, force: bool) -> None:
+    """Raise InputError unless a GGUF file may be written there. force: it may replace an older one, but no other
+    file."""
+    check_file(path, force=force, magic=_MAGIC, kind="GGUF file")
 
 
 def fields_of(file: GGUFFile) -> dict[str, Field]:

@@ -30,6 +30,12 @@ def test_reference_of_commands_is_current() -> None:
         assert module.read_text(encoding="utf-8") == text, "run: python docs/cli.py"
 
 
+def test_examples_after_a_summary_keep_their_lines() -> None:
+    paragraphs = runpy.run_path(str(ROOT / "docs" / "cli.py"))["_paragraphs"]
+    written = paragraphs("A summary.\n\n\b\n  edge one\n  edge two")
+    assert written == "A summary.\n\n```text\nedge one\nedge two\n```\n"
+
+
 def project() -> dict[str, Any]:
     with open(ROOT / "pyproject.toml", "rb") as file:
         return tomllib.load(file)

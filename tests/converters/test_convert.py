@@ -168,7 +168,8 @@ def test_dry_run_writes_nothing_and_knows_size(tmp_path: Path, to: str, from_fol
 
 
 def test_bad_input_leaves_no_files(tmp_path: Path) -> None:
-    places = {name: tmp_path / name for name in ("empty", "full", "there", "short", "nothing", "damaged", "source")}
+    names = ("empty", "full", "there", "older", "short", "nothing", "damaged", "source")
+    places = {name: tmp_path / name for name in names}
     for name in ("empty", "full"):
         places[name].mkdir()
     (places["full"] / "mine").write_text("x")
@@ -176,12 +177,15 @@ def test_bad_input_leaves_no_files(tmp_path: Path) -> None:
     places["short"].write_text("A few words.")
     places["nothing"].write_text("")
     places["damaged"].write_bytes(SOURCE.read_bytes()[:-5000])
-    shutil.copy(SOURCE, places["source"])
+    for name in ("source", "older"):
+        shutil.copy(SOURCE, places[name])
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     for line, said in (
         ("none.gguf t.gguf", "no such model file"), ("{empty} t.gguf", "has no config.json"),
         ("{source} t.gguf --to mlx", "choose gguf, onnx, coreml, hf"), ("{source} {source}", "is the model to convert"),
-        ("{source} {there} --to gguf", "is there already: --force"), ("{source} {empty} --to gguf", "is a folder"),
+        ("{source} {older} --to gguf", "is there already: --force"),
+        ("{source} {there} --to gguf --force", "is no GGUF file: choose another name"),
+        ("{source} {empty} --to gguf", "is a folder"),
         ("{source} {full} --to onnx", "holds other files"), ("{source} t.gguf --type q9", "matrices cannot be Q9"),
         ("{source} t.gguf --type q4_0 --method magic", "there is no method magic"),
         ("{source} t.gguf --method awq", "state the --type"), ("{source} t.gguf --method nf4", "use --to onnx"),

@@ -128,7 +128,9 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
 def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.gguf"
     (tmp_path / "link").symlink_to(floats)
-    target.write_bytes(b"old")
+    target.write_bytes(b"GGUF old")
+    mine = tmp_path / "mine.txt"
+    mine.write_bytes(b"mine")
     for arguments, says in (
         (("q9", "--force"), "there is no type 'q9': choose F32"), (("q4_0",), "--force"),
         (("q8_0", "--calibration", str(text), "--force"), "--calibration is of no use for Q8_0"),
@@ -139,7 +141,11 @@ def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path
         done = edge("quantize", str(floats), str(target), *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert says in done.stderr
-        assert target.read_bytes() == b"old"
+        assert target.read_bytes() == b"GGUF old"
+    for arguments in ((), ("--force",)):
+        done = edge("quantize", str(floats), str(mine), "q4_0", *arguments)
+        assert (done.returncode, mine.read_bytes()) == (2, b"mine")
+        assert "mine.txt is no GGUF file: choose another name" in done.stderr
     assert "is IN" in edge("quantize", str(floats), str(tmp_path / "link"), "q4_0", "--force").stderr
     done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), "tq2_0", "--dry-run")
     assert "TQ2_0 is for models that were trained with such weights" in done.stderr

@@ -95,7 +95,7 @@ def export_adapter(
     check_path("path", path, "the path of a file")
     target, opened = Path(path), model if isinstance(model, Model) else open_model(model)
     files, found = parse_lora(lora), fingerprint(opened.file.path)
-    check_file(target, force=force)
+    check_file(target, force=force, magic=MAGIC, kind="adapter for bundles")
     room = _room_of(bundle)
     if room.model != bytes.fromhex(found.sha256):
         raise InputError(f"{bundle} was exported from another file than {opened.name}: name that one")

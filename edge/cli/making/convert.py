@@ -210,7 +210,7 @@ def _convert_addition(folder: Path, base: str, target: Path, type: str | None, *
     """Convert what a model needs beside it: an adapter or a head."""
     from edge.converters.huggingface.adapter import convert_adapter, is_adapter_folder
     from edge.converters.huggingface.eagle import convert_eagle, is_eagle_folder
-    from edge.devices.output import check_file
+    from edge.formats.gguf_writer import check_gguf
     from edge.model.model import open_model
 
     head = is_eagle_folder(folder)
@@ -218,7 +218,7 @@ def _convert_addition(folder: Path, base: str, target: Path, type: str | None, *
         raise InputError(f"{folder}: --base is for folders of PEFT adapters and EAGLE-3 heads: leave it out")
     if type is not None and not head:
         raise InputError("--type: an adapter keeps its floats: leave it out")
-    check_file(target, force=force)
+    check_gguf(target, force=force)
     model = open_model(base)
     convert_eagle(folder, model, target, type and type.upper()) if head else convert_adapter(folder, model, target)
     size = target.stat().st_size

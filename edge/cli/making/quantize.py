@@ -32,7 +32,7 @@ def quantize(
     ] = False,
     no_eval: Annotated[bool, o.flag("--no-eval", help=NO_EVAL)] = False,
     device: Annotated[str | None, o.flag("--device", metavar="NAME", help=DEVICE)] = None,
-    force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
+    force: Annotated[bool, o.flag("--force", help="Replace OUT, if it is a GGUF file.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
     calibration: Annotated[
         list[Path] | None,
@@ -69,8 +69,8 @@ def quantize(
     from edge.converters.gguf.ggml import TRAINED, find_ftype, needs_importance, quantize_file
     from edge.converters.gguf.outcome import again_notes, has_choice, notes_on, trained_notes, type_counts
     from edge.converters.gguf.quantize import Settings
-    from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
+    from edge.formats.gguf_writer import check_gguf
     from edge.plan.checks import check_threads
     from edge.run.starting.opening import open_model
 
@@ -105,7 +105,7 @@ def quantize(
     if target.exists() and target.samefile(file.path):
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:
-        check_file(target, force=force)
+        check_gguf(target, force=force)
     again = again_notes(opened.spec, kind)
     if again and not quiet:
         note(again[0])
