@@ -89,7 +89,9 @@ def _code_of(error: Exception) -> int:
     usage = getattr(error, "format_message", None)  # click's own errors: unknown options, missing arguments
     if usage is None:
         raise error
-    context = getattr(error, "ctx", None)
+    context, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context and param is not None and getattr(context.get_parameter_source(param.name), "name", "") == "ENVIRONMENT":
+        error.param_hint = param.envvar  # type: ignore[attr-defined]
     command = context.command_path.removeprefix(context.find_root().command_path).removesuffix(" of") if context else ""
     return _fail(error, 2, f"{usage().rstrip('.')} (see edge{command} --help)")
 
@@ -114,13 +116,14 @@ def _fail(error: Exception, code: int, message: str | None = None, **more: objec
     import typer.main
 
     from edge.cli.application import application
-    from edge.cli.terminal.help import fitting
+    from edge.cli.terminal.help import fitting, naming_variable
     from edge.cli.terminal.show import note, print_json, printable
     from edge.errors import EdgeError, OutputError, shortened
 
     message = shortened(printable(message or str(error), but=""))  # one line, whatever a file is called
     if isinstance(error, EdgeError):
-        message = fitting(message, sys.argv[1:], typer.main.get_command(application(sys.argv[1:])))
+        root = typer.main.get_command(application(sys.argv[1:]))
+        message = naming_variable(fitting(message, sys.argv[1:], root), sys.argv[1:], root)
     note(f"edge: {message}")
     if "--json" in sys.argv or os.environ.get("EDGE_JSON", "").lower() in _YES:
         kind = type(error).__name__ if isinstance(error, (EdgeError, MemoryError, OSError)) else "UsageError"

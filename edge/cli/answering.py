@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.cli.groups import AnswerOptions, Output, PromptOptions
 from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
+from edge.errors import MissingExtraError
 from edge.options import NO_EYES, Options
 from edge.sampling import SamplingParams
 
@@ -19,7 +20,12 @@ def answer_prompt(
     """Answer one prompt. sampling: fields of SamplingParams, None for those that the model's file may set."""
     from edge.cli.terminal.prompts import read_media, read_prompt
 
-    media = read_media(question.image or (), question.audio or ())
+    try:
+        media = read_media(question.image or (), question.audio or ())
+    except MissingExtraError:
+        if question.image:
+            _check_sees(model, options)
+        raise
     texts = [each for each in (text, question.prompt) if each is not None]
     said = read_prompt(texts, question.file, alone="-" in (*(question.image or ()), *(question.audio or ())))
     from edge.cli.terminal.fetching import fetch_missing
@@ -182,3 +188,11 @@ def answer_prompt(
                 raise KeyboardInterrupt
             check_complete(session.report)
             check_memory(session.report)
+
+
+def _check_sees(model: str, options: Options) -> None:
+    """Raise InputError for a model without an encoder of pictures: what reads them would not help."""
+    from edge.run.starting.opening import open_model
+    from edge.run.starting.senses import find_tower
+
+    find_tower(open_model(model), options)

@@ -181,6 +181,8 @@ class Image:
     @contextmanager
     def _open(self) -> Iterator[ImageFile]:
         """The file with its header checked, in Pillow. Its errors are of many types."""
+        if isinstance(self._source, Path):
+            check_file(self._source)
         _check_installed()
         try:
             with _stream(self._source) as stream:

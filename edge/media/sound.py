@@ -30,6 +30,7 @@ _FILE_BLOCK_S = 1.0
 _FORMATS = "edge reads WAV, FLAC, OGG, MP3, M4A and WebM; ffmpeg -i FILE sound.wav makes WAV of others"
 
 _MAGICS = (b"RIFF", b"RF64", b"fLaC", b"OggS")
+_OF_SNDFILE = (*_MAGICS, b"FORM", b"caff", b".snd", b"ID3")  # the first bytes of most that it reads, and MPEG's below
 _LAST_PAGE = 1 << 16  # bytes of an OGG's largest page
 
 _POLL_S = 0.1  # between two calls of `check` while a pipe is empty
@@ -230,6 +231,9 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
     try:
         import soundfile
     except ImportError:
+        head = file.read(4)
+        if not head.startswith(_OF_SNDFILE) and not (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
+            raise InputError(f"{name} is no sound that can be read: {_FORMATS}") from None
         raise MissingExtraError(f"the reader of sounds ({name} is no WAV of PCM)", "sounds") from None
     except OSError as error:  # the library itself
         raise InputError(f"libsndfile cannot be loaded ({error}): edge reads WAV of PCM without it") from None

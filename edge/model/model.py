@@ -62,14 +62,17 @@ def make_tokenizer(file: GGUFFile) -> TokenizerLike:
 class Model:
     """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
-    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there). senses: make rows of
-    media in messages, by their kinds.
+    tokenize: creates its tokenizer. template: what errors call its chat template. prefix: stands before every prompt
+    (`Session` puts it there). senses: make rows of media in messages, by their kinds.
     """
 
     prefix: Prefix | None = None
     senses: Mapping[str, Sense] = MappingProxyType({})
 
-    def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> None:
+    def __init__(
+        self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer,
+        template: str = "the model's chat template",
+    ) -> None:  # fmt: skip
         self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)
         self.tokenizer = tokenize(file)
@@ -80,6 +83,7 @@ class Model:
                 source,
                 "" if bos is None else self.tokenizer.text(bos),
                 "" if eos is None else self.tokenizer.text(eos),
+                template,
             )
             if isinstance(source, str)
             else None
@@ -92,7 +96,8 @@ class Model:
         source, tokenizer = read_template(path), self.tokenizer
         if source == self.file.metadata.get(_TEMPLATE):
             return self
-        return Model(replace(self.file, metadata={**self.file.metadata, _TEMPLATE: source}), lambda _: tokenizer)
+        file = replace(self.file, metadata={**self.file.metadata, _TEMPLATE: source})
+        return Model(file, lambda _: tokenizer, template=f"the chat template {path}")
 
     def with_prefix(self, file: PrefixFile | None) -> Model:
         """This model with a prefix before every prompt; None: as it is. Raises the errors of `PrefixFile.open`."""

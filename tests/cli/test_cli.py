@@ -216,6 +216,46 @@ def test_bad_input_gets_one_line_and_exit_code(args: list[str], code: int, says:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(("variable", "value"), [
+    ("EDGE_QUIET", "x"), ("EDGE_MAX_TOKENS", "abc"), ("EDGE_MEMORY", "64"), ("EDGE_ENERGY", "5"),
+    ("EDGE_THREADS", "99999"),
+])  # fmt: skip
+def test_bad_variable_is_named(variable: str, value: str) -> None:
+    said = edge_here("run", MODEL, "-p", "x", **{variable: value}).stderr
+    assert variable in said
+    assert "--" not in said.replace("(see edge run --help)", "")
+    flag = f"--{variable[5:].lower().replace('_', '-')}"
+    if variable != "EDGE_QUIET":
+        assert variable not in edge_here("run", MODEL, "-p", "x", flag, value, **{variable: value}).stderr
+
+
+def test_missing_extra_is_named_for_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIL", "PIL.Image", "soundfile"):
+        monkeypatch.setitem(sys.modules, name, None)
+    text, picture, sound = (tmp_path / name for name in ("a.txt", "a.png", "a.flac"))
+    text.write_text("Some text.\n")
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    sound.write_bytes(b"fLaC" + bytes(40))
+    for path, says in ((tmp_path / "no.jpg", "no.jpg: no such file"), (picture, "sees no pictures")):
+        said = edge_here("run", MODEL, "-p", "x", "--image", str(path)).stderr
+        assert says in said
+        assert "Pillow" not in said
+    for path, says in ((text, "a.txt is no sound"), (sound, "edge-runtime[sounds]")):
+        assert says in edge_here("run", MODEL, "-p", "x", "--audio", str(path)).stderr
+
+
+def test_retry_without_turn_prints_no_note() -> None:
+    said = edge_here("chat", TINY, "--temp", "0", "--backend", "reference", stdin="/retry\n").stderr
+    assert "no turn to take back" in said
+    assert "same answer" not in said
+
+
+def test_stated_template_without_places_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("no Jinja in it")
+    said = edge_here("run", MODEL, "-p", "x", "--chat-template", str(tmp_path / "plain.txt")).stderr
+    assert "plain.txt drops the user's text" in said
+
+
 @pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])
 def test_ctrl_c_ends_cleanly_with_report(json_flag: list[str]) -> None:
     command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", *json_flag]

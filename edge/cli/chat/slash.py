@@ -151,11 +151,12 @@ def _undo(chat: Chat, argument: str) -> None:
 
 def _retry(chat: Chat, argument: str) -> Pieces | None:
     sampling = chat.settings.sampling
+    media: list[Image | Sound] = [*chat.talk.images, *chat.talk.sounds]
+    question = chat.talk.undo()
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
         note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
-    media: list[Image | Sound] = [*chat.talk.images, *chat.talk.sounds]
-    return chat.ask(chat.talk.undo(), media)
+    return chat.ask(question, media)
 
 
 def _read(chat: Chat, argument: str) -> None:

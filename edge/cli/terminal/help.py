@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -106,10 +107,26 @@ def fitting(message: str, arguments: list[str], root: Any) -> str:
     advice = _ADVICE.search(message)
     if advice is None:
         return message
-    command: Any = root
-    for name in arguments:
-        command = getattr(command, "commands", {}).get(name, command)
+    command = _command_of(arguments, root)
     known = {name for _, option in options_of(command) for name in option.opts}
     if command.name == "tune":
         known.discard("--backend")  # which takes our own engines only
     return message if advice[1] in known else message[: advice.start()]
+
+
+def naming_variable(message: str, arguments: list[str], root: Any) -> str:
+    """An error's message, which begins with the name of an option, with that of its variable instead if the option was
+    set in the environment."""
+    for _, option in options_of(_command_of(arguments, root)):
+        stated = any(each.startswith(name) for each in arguments for name in option.opts)
+        if option.envvar and os.environ.get(option.envvar) and not stated:
+            names = "|".join(re.escape(name.removeprefix("--")) for name in option.opts if name.startswith("--"))
+            message = re.sub(rf"^(--)?({names})(?=[ :=])", option.envvar, message)
+    return message
+
+
+def _command_of(arguments: list[str], root: Any) -> Any:
+    command = root
+    for name in arguments:
+        command = getattr(command, "commands", {}).get(name, command)
+    return command

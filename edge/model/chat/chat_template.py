@@ -85,7 +85,9 @@ class ChatTemplate:
     UnsupportedError for one that the model lacks.
     """
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, bos: str = "", eos: str = "", name: str = "the model's chat template") -> None:
+        """name: what errors call it."""
+        self._name = name
         self.family = find_family(source)
         self._forms = _known_forms(source, bos, eos, thinks=self.family is not None)
         self._renderer = Renderer(source, bos, eos)
@@ -110,14 +112,14 @@ class ChatTemplate:
         writes an earlier turn, without thoughts."""
         rendered = self._form("first" if system is None else "system", think)
         contents = {_USER: user} if system is None else {_USER: user, _SYSTEM: system}
-        return _fill(self._with_opening(rendered, think, answered), contents)
+        return _fill(self._with_opening(rendered, think, answered), contents, self._name)
 
     def next_turn(self, user: str | Iterable[str], think: Think = _DEFAULT, *, answered: bool = False) -> list[Segment]:
         """The text after an assistant's reply: the end of its turn, the user's text, the opening of the next answer."""
         _, mark, rest = self._form("next", think).partition(_ASSISTANT)
         if not mark:
             raise UnsupportedError("the chat template drops the assistant's replies: it cannot continue a conversation")
-        return _fill(self._with_opening(rest, think, answered), {_USER: user})
+        return _fill(self._with_opening(rest, think, answered), {_USER: user}, self._name)
 
     def beginning(self, system: str | None, think: Think) -> str:
         """The text before a conversation's first question, with a placeholder for the system prompt."""
@@ -294,17 +296,17 @@ class ChatTemplate:
             raise UnsupportedError("--think: this model does not think, by its chat template: leave the option out")
         form = self._forms.get(f"{think.mode}/{name}", self._forms[f"default/{name}"])
         if "error" in form:
-            raise ModelFormatError(f"the model's chat template fails ({form['error']}): use --raw to prompt without it")
+            raise ModelFormatError(f"{self._name} fails ({form['error']}): use --raw to prompt without it")
         if think.effort and f"{think.mode}/{name}" not in self._forms:
             raise UnsupportedError(f"--think={think.effort}: the chat template knows no efforts: on, off or a budget")
         return form["text"]
 
 
-def _fill(rendered: str, contents: dict[str, str | Iterable[str]]) -> list[Segment]:
+def _fill(rendered: str, contents: dict[str, str | Iterable[str]], name: str) -> list[Segment]:
     """Replace placeholders in the rendered text by contents."""
     for mark, what in ((_USER, "user's text"), (_SYSTEM, "system prompt")):
         if mark in contents and mark not in rendered:
-            raise ModelFormatError(f"the model's chat template drops the {what}: use --raw to prompt without it")
+            raise ModelFormatError(f"{name} drops the {what}: use --raw to prompt without it")
     segments: list[Segment] = []
     while rendered:
         found = [(at, mark) for mark in contents if (at := rendered.find(mark)) >= 0]
