@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -65,7 +66,10 @@ def find_profile(name: str) -> DeviceProfile:
     for folder in (own_folder(), _FOLDER):
         if name in _names(folder):
             return _read(name, folder)
-    raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
+    plain, known = re.compile(r"[\s_-]"), profile_names()
+    meant = next((each for each in known if plain.sub("", each.lower()) == plain.sub("", name.lower())), None)
+    advice = f"did you mean {meant}?" if meant else f"choose {', '.join(known)}"
+    raise InputError(f"unknown device {name!r}: {advice}")
 
 
 def find_model(model: str) -> DeviceProfile | None:

@@ -60,7 +60,8 @@ class BlockFiles:
             make_private_folder(folder)
             os.listdir(folder)
         except OSError as error:
-            raise InputError(f"the prompt cache {folder} cannot be used: {error.strerror}") from None
+            why = "is a file: name a folder" if folder.is_file() else f"cannot be used: {error.strerror}"
+            raise InputError(f"the prompt cache {folder} {why}") from None
 
     def find(self, parent: str, tokens: IntArray) -> Block | None:
         """The block after `parent` that shares the longest prefix with `tokens`, or None. Counts as a use."""

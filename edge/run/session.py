@@ -173,6 +173,8 @@ class Session:
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
+        if unknown := [name for name in options if name not in (Session.stream.__kwdefaults__ or {})]:
+            raise TypeError(f"Session.generate() got an unexpected keyword argument {unknown[0]!r}")
         answer = "".join(self.stream(prompt, **options))
         check_complete(self.report, answer)
         return answer

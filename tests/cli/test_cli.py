@@ -195,6 +195,7 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"), (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
     (["run", MODEL, "-p", "hi", "--beams", "2", "--draft", MODEL], 2, "goes without --draft"),
     (["run", MODEL, "-p", ""], 2, "the prompt is empty"), (["run", MODEL, "-p", " \n"], 2, "blanks alone"),
+    (["run", MODEL, "x", "--prompt-cache", __file__], 2, "test_cli.py is a file: name a folder"),
     (["run", MODEL], 2, "stdin is empty"), (["run"], 2, "MODEL"),
     *((["run", MODEL, "-p", "x", each, ""], 2, f"{each} must be a path, not ''")
       for each in ("--prefix", "--chat-template", "--prompt-cache")),
@@ -242,6 +243,13 @@ def test_missing_extra_is_named_for_what_needs_it(tmp_path: Path, monkeypatch: p
         assert "Pillow" not in said
     for path, says in ((text, "a.txt is no sound"), (sound, "edge-runtime[sounds]")):
         assert says in edge_here("run", MODEL, "-p", "x", "--audio", str(path)).stderr
+
+
+def test_fits_refuse_unknown_provider() -> None:
+    pytest.importorskip("onnxruntime")
+    done = edge_here("models", "--fits", "--provider", "nosuch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--provider 'nosuch' is not available" in done.stderr
 
 
 def test_retry_without_turn_prints_no_note() -> None:

@@ -281,7 +281,7 @@ def test_prompt_cache_is_private(folder: Path) -> None:
 
 def test_unusable_folder_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InputError, match="cannot be used") as caught:
+    with pytest.raises(InputError, match="is a file: name a folder") as caught:
         PromptCache(tmp_path / "file")
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="--prompt-cache-size"):

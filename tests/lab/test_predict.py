@@ -192,6 +192,16 @@ def test_load_now_scales_quiet_runs(known: bool) -> None:
     assert alone.source == "measured beside other programs earlier (1 run)"
 
 
+def test_short_prompts_say_nothing_about_long_ones() -> None:
+    host, wanted = device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=512)
+    (short,) = (replace(run, prefill=Phase(1, 0.04, 1)) for run in earlier([(100, 0.03)], 5.0))
+    assert predict(SPEC, PLAN, host, wanted, [short]).prefill_tok_s == predict(SPEC, PLAN, host, wanted).prefill_tok_s
+    busy = replace(short, busy=True, prefill=Phase(512, 8.0, 256))
+    found = predict(SPEC, PLAN, host, wanted, [short, busy]).prefill_tok_s
+    assert found.value == pytest.approx(64)
+    assert found.source == "measured beside other programs earlier (1 run)"
+
+
 @given(seed=st.integers(0, 1000))
 def test_history_fit_survives_noise(seed: int) -> None:
     chance = random.Random(seed)
@@ -295,6 +305,8 @@ def test_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     (["--device", "generic-x86"], "say --memory"),
     (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
     (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
+    (["--prompt-tokens", "600", "--tokens", "500"], "is more than --tokens 500, which counts prompt and answer"),
+    (["--device", "Raspberry Pi 5"], "did you mean raspberry-pi-5?"),
     (["--prompt-tokens", "9" * 400], "Invalid value"), (["--at", "-1"], "--at takes numbers"),
     (["--energy", "many"], "is not understood"),
     (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),

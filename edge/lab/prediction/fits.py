@@ -116,6 +116,10 @@ def fits(
     profile, table = find_profile(device), known_models()
     if unknown := sorted(set(names or ()) - set(table)):
         raise InputError(f"{unknown[0]!r} is not in the table of models: choose {', '.join(table)}")
+    if options.provider is not None and profile.name == HOST:
+        from edge.backends.onnx.providers import find_provider
+
+        find_provider(options.provider)  # refuses an unknown one, as a run does
     chosen = [model for name, model in table.items() if names is None or name in names]
     found: list[Fit] = []
     # Hide warnings about engines that do not run a model: the table shows the one that does.

@@ -89,6 +89,10 @@ def forecast(
     """
     options, profile = Options.of(options, **keywords), find_profile(device)
     began = time.process_time()
+    if prompt is not None and options.expected_tokens is not None and prompt > options.expected_tokens:
+        raise InputError(
+            f"--prompt-tokens {prompt} is more than --tokens {options.expected_tokens}, which counts prompt and answer"
+        )
     opened = model if isinstance(model, Model) else _open(model, options, device)
     found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)
     return Forecast(opened, found.plan, found.streaming, found.prediction, found.npu, found.play)

@@ -33,6 +33,7 @@ from edge.plan.plan import Plan
 from edge.run.history import Phase, Run
 
 _ENOUGH_TOKENS = 8  # runs with fewer decoded tokens are mostly noise
+_ENOUGH_PROMPT = 32  # tokens: shorter prompts read weights as decoding does, and say nothing about longer ones
 _APART = 256  # rows by which contexts must differ to show the cost of a row
 _LINES = 3  # least pairs of such runs for a slope
 _SLOPE_BOUNDS = (0.25, 4.0)  # × the roofline's slope: noise makes slopes that no memory has
@@ -141,14 +142,16 @@ def predict(
     (`edge.lab.prediction.errors`, `edge.lab.prediction.learning`).
     """
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0, corrected=corrected)
-    runs, crowd = _comparable(runs, crowd if npu.is_on_cpu(plan) else None)
-    line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
+    long = [run for run in runs if run.prefill and run.prefill.tokens >= min(_ENOUGH_PROMPT, wanted.prompt)]
+    crowd = crowd if npu.is_on_cpu(plan) else None
+    (runs, crowd), (prompts, crowd_of_prompts) = _comparable(runs, crowd), _comparable(long, crowd)
+    line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, prompts, wanted.prompt)
     if streaming_s is None:
         line = prefill = None
     metered = [run for run in runs if run.energy_source == meter]
     decode_watts, prompt_watts = (_watts(metered, phase) or roof.watts for phase in ("decode", "prefill"))
     power = power or device.power if npu.is_on_cpu(plan) else None
-    steps, chunks = (_left(roof, device, crowd, prompt) for prompt in (0, wanted.prompt))
+    steps, chunks = _left(roof, device, crowd, 0), _left(roof, device, crowd_of_prompts, wanted.prompt)
     line, prefill = line and line.beside(steps), _beside(prefill, chunks, 1 / chunks.speed)
     decode_watts, prompt_watts = (
         _beside(watts, left, left.cores) for watts, left in ((decode_watts, steps), (prompt_watts, chunks))
