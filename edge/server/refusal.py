@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from starlette.datastructures import Headers
 
-from edge.errors import BudgetError, EdgeError, EngineError, InputError, UnsupportedError
+from edge.errors import BudgetError, EdgeError, EngineError, InputError, MissingExtraError, UnsupportedError
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
@@ -90,7 +90,7 @@ def refusal_of(error: Exception) -> RefusedError:
         return RefusedError(422, message, code="budget_exceeded")
     if isinstance(error, InputError):
         return RefusedError(400, message, code="invalid_value", param=error.param)
-    if isinstance(error, UnsupportedError):
+    if isinstance(error, UnsupportedError | MissingExtraError):
         return RefusedError(400, message, code="unsupported")
     if isinstance(error, EdgeError) and not isinstance(error, EngineError):
         return RefusedError(503, message, code="unavailable", retry=5)

@@ -11,6 +11,7 @@ import pytest
 from serving import HELLO, served
 from starlette.testclient import TestClient
 
+from edge.errors import MissingExtraError
 from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody
 from edge.server.protocols.embeddings import EmbeddingsBody
@@ -18,6 +19,7 @@ from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
 from edge.server.protocols.rerank import RerankBody
 from edge.server.protocols.responses import ResponsesBody
 from edge.server.protocols.unread import HARMLESS, HEADER, REFUSED
+from edge.server.refusal import refusal_of
 
 BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": HELLO, "max_tokens": 1}),
@@ -92,6 +94,14 @@ def test_refused_fields_are_named(client: TestClient, path: str) -> None:
         assert response.status_code == 400, name
         error = response.json()["error"]
         assert f"{name} is not supported" in (error if isinstance(error, str) else error["message"])
+
+
+def test_missing_extras_are_not_retried() -> None:
+    """Programs repeat what is answered with 5xx."""
+    refused = refusal_of(MissingExtraError("llguidance", "grammar"))
+    assert (refused.status, refused.type, refused.code) == (400, "invalid_request_error", "unsupported")
+    assert refused.headers == {}
+    assert "pip install" in refused.message
 
 
 @pytest.mark.parametrize("path", BODIES)
