@@ -123,6 +123,20 @@ def test_forced_calls_that_are_cut_are_no_text(client: TestClient, count: int, b
     assert last["response"]["output"] == done
 
 
+def test_whole_calls_are_calls_where_the_limit_has_no_room_for_more(client: TestClient) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": PLACE}}]
+    common = {"messages": HELLO, "tool_choice": "required", "temperature": 0}
+    path, body = "/v1/chat/completions", {**common, "tools": tools}
+    one = sent(client, path, {**body, "max_tokens": 400, "parallel_tool_calls": False})
+    least = one["usage"]["completion_tokens"]
+    for most in (least, least + 1, least + 12):
+        choice = sent(client, path, {**body, "max_tokens": most})["choices"][0]
+        assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls"), most
+        body_of = {"tools": [{"name": "weather", "input_schema": PLACE}], "tool_choice": {"type": "any"}}
+        found = sent(client, "/v1/messages", {**common, **body_of, "max_tokens": most})
+        assert found["stop_reason"] == "tool_use"
+
+
 def test_forced_calls_are_complete_within_their_limit(client: TestClient) -> None:
     """A text without end is closed; the response says that the limit ended it."""
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

@@ -172,8 +172,15 @@ class Generation:
         natural = reason == "eos" or (reason == "stop" and not self.stops.met)
         rest = self.calls.rest(cut=not natural) if self.calls else ""
         called = self.calls is not None and bool(self.calls.found)
-        self.stop_reason = "tool_calls" if called and natural else reason
+        self.stop_reason = "tool_calls" if called and (natural or (reason == "length" and self.called)) else reason
         return rest
+
+    @property
+    def called(self) -> bool:
+        """Whether the answer so far is calls that it had to have, and each is whole as the model wrote it."""
+        if self.constrained is None or self.constrained.cuts or not self.constrained.complete:
+            return False
+        return self.calls is not None and self.calls.forced and bool(self.calls.found)
 
     def free(self) -> None:
         """Free the grammar's state, which may be large: garbage is collected late."""

@@ -188,7 +188,8 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Pause]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Pause.PENDING
-    if run.constrained is not None and run.constrained.closes and reason in ("eos", "stop") and not stops.met:
+    closed = run.constrained is not None and run.constrained.closes and not run.called
+    if closed and reason in ("eos", "stop") and not stops.met:
         reason = run.limit
     rest = run.said(thinking.rest())
     rest += run.end(reason)

@@ -65,6 +65,7 @@ class Constrained:
         self._offered: int | None = None  # the token that opens a thought, if the last mask allowed it
         self.left: int | None = None  # tokens that the answer may still have
         self.closes = False  # whether a drawn token was replaced, so that the answer ends within them
+        self.cuts = False  # whether that was within a value, rather than where the answer could end anyway
         self._lead = list[int]()  # pending tokens between thoughts and answer
         self.holds = begins or thinking.answering
         if begins:
@@ -99,7 +100,8 @@ class Constrained:
         if not self.holds or token == self._offered or self.left is None or self.left > _NEAR:
             return token
         found = self._constraint.within(token, self.left)
-        self.closes = self.closes or found != token
+        if found != token:
+            self.closes, self.cuts = True, self.cuts or not self._constraint.complete
         return found
 
     def leave_room(self, most: int) -> None:

@@ -24,7 +24,7 @@ class ToolCalls:
 
     def __init__(self, use: ToolUse, on_call: OnCall | None) -> None:
         self._parser, self._on_call = use.parser(), on_call
-        self._parallel, self._forced = use.parallel, use.forced
+        self._parallel, self.forced = use.parallel, use.forced
         self._open: list[str] = []  # of the call that has begun: id, name, pieces of arguments
         self._found: list[ToolCall] = []
 
@@ -46,7 +46,7 @@ class ToolCalls:
         """The text held back at the end of a generation. cut: a limit ended it; then the beginning of a call is no
         text."""
         said = self._pass_on(self._parser.finish(cut=cut))
-        return "" if cut and self._forced else said
+        return "" if cut and self.forced else said
 
     def _pass_on(self, events: list[Event]) -> str:
         said = ""
