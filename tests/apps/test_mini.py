@@ -84,6 +84,17 @@ def test_budgets_end_answers(limit: tuple[str, str], reason: str) -> None:
     assert most is None or 0.5 * most < spent < 2 * most
 
 
+@pytest.mark.parametrize(
+    ("limit", "says"), [(("--energy", "0.001mJ"), "energy is spent"), (("--time", "0.001ms"), "time is over")]
+)
+def test_budgets_that_leave_no_token_are_refused_in_one_line(limit: tuple[str, str], says: str, tmp_path: Path) -> None:
+    for more, blank in (((), True), (("--json",), False)):
+        done = run("Hi", *limit, *more, EDGE_SENSORS=str(tmp_path))
+        assert (done.returncode, done.stdout == "", done.stderr.count("\n")) == (3, blank, 1)
+        assert done.stderr.startswith(f"edge-mini: stopped before the first token of the answer: --{says}")
+    assert json.loads(done.stdout)["tokens"]["generated"] == 0
+
+
 def write_rail(root: Path) -> None:
     """An input rail of 5 V and 2 A."""
     for name, value in {"name": "ina3221", "in1_label": "VDD_IN", "in1_input": "5000", "curr1_input": "2000"}.items():
@@ -203,7 +214,7 @@ def test_amounts_mean_what_they_mean_to_edge(flag: str, tmp_path: Path) -> None:
         if isinstance(wanted, str):
             assert (done.returncode, done.stderr) == (2, f"edge-mini: {wanted}\n"), text
             continue
-        if done.returncode == 3:
+        if done.returncode == 3 and not done.stdout:
             assert "the memory budget is" in done.stderr
         elif flag not in ("--power", "--max-temp"):
             budgets = {

@@ -107,7 +107,12 @@ static void tell(bool first)
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
-static edge_finish answer(const char *text, size_t length)
+static bool left_none(const outcome *of) /* whether a budget ended the answer before its first token */
+{
+    return !of->generated && of->finish >= EDGE_TIME && of->finish <= EDGE_THERMAL;
+}
+
+static outcome answer(const char *text, size_t length)
 {
     outcome of = {.began = now(), .load = load};
     edge_piece piece = {.size = sizeof piece};
@@ -134,18 +139,19 @@ static edge_finish answer(const char *text, size_t length)
     }
     of.ended = now();
     of.finish = piece.finish;
+    bool shown = !asked.json && (asked.chat || !left_none(&of)); /* else `run` says what is wrong */
     check(edge_use(session, &use, &error));
     if (asked.json)
         print_json(&of, &use, &asked.options, asked.memory, energy_source(), &info, kept.bytes, kept.length);
-    else
+    else if (shown)
         putchar('\n');
     if (fflush(stdout) || ferror(stdout))
         fail(NO_OUTPUT, "stdout cannot be written: %s", strerror(errno));
-    if (!asked.json && !asked.quiet) {
+    if (shown && !asked.quiet) {
         fputs("\n", stderr);
         print_line(&of, &use, &asked.options, asked.memory);
     }
-    return of.finish;
+    return of;
 }
 
 static char *read_prompt(size_t *length) /* from stdin, before the prompt that was given */
@@ -172,10 +178,14 @@ static char *read_prompt(size_t *length) /* from stdin, before the prompt that w
 
 static int run(const char *text, size_t length)
 {
-    edge_finish finish = answer(text, length);
-    if (finish == EDGE_INTERRUPTED)
+    static const char *const spent[] = {"--time is over", "--energy is spent", "--power cannot be held",
+                                        "--max-temp cannot be held"};
+    outcome of = answer(text, length);
+    if (of.finish == EDGE_INTERRUPTED)
         return 128 + (signalled ? signalled : SIGINT);
-    return finish == EDGE_MEMORY ? SHORT_OF_MEMORY : 0;
+    if (left_none(&of))
+        fail(NO_BUDGET, "stopped before the first token of the answer: %s: state more", spent[of.finish - EDGE_TIME]);
+    return of.finish == EDGE_MEMORY ? SHORT_OF_MEMORY : 0;
 }
 
 static int chat(void)
