@@ -14,6 +14,7 @@ _TYPES = {
     500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
 _ANTHROPIC = {413: "request_too_large", 500: "api_error"}  # names that differ in Anthropic's API
+_SCHEMA = ".function.parameters"  # which Anthropic's tools have as input_schema
 
 Protocol = Literal["openai", "anthropic", "ollama"]
 
@@ -51,7 +52,8 @@ class RefusedError(Exception):
 
     def words(self, protocol: Protocol) -> str:
         """The message, which some protocols have in words of their own."""
-        return self.message
+        own = protocol == "anthropic" and (self.param or "").endswith(_SCHEMA)
+        return self.message.replace(_SCHEMA, ".input_schema", 1) if own else self.message
 
     def body(self, protocol: Protocol = "openai", request_id: str | None = None) -> dict[str, Any]:
         """The error in the form of a protocol."""

@@ -13,6 +13,7 @@ from edge.tools.lark import call_grammar
 from edge.tools.parser import ToolParser
 from edge.values import brief
 
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
@@ -51,6 +52,10 @@ class ToolUse:
         if not self.constrains:
             return None
         parallel = self.parallel and self.only is None
+        for number, tool in enumerate(self.tools):
+            stated = (tool["function"].get("parameters") or {}).get("type", "object")
+            if isinstance(stated, str) and stated.lower() not in _TYPES:
+                raise wrong_schema(number, f"Invalid type: {stated}")
         try:
             return call_grammar(
                 self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,
@@ -58,6 +63,12 @@ class ToolUse:
             )  # fmt: skip
         except MALFORMED:
             raise InputError("the JSON schema of a tool's parameters is malformed", "tools") from None
+
+
+def wrong_schema(number: int, why: str) -> InputError:
+    """The error that a tool's schema is wrong, which names its place in a request."""
+    where = f"tools[{number}].function.parameters"
+    return InputError(f"{where}: {why}", where)
 
 
 def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequence[str]]:

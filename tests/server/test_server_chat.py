@@ -272,7 +272,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HELLO, "tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": None}}}, 400,
      "tool_choice"),
     ({"messages": HELLO, "tools": [LOOK], "tool_choice": {"type": "allowed_tools", "tools": []}}, 400, "tool_choice"),
-    ({"messages": HELLO, "tools": [WRONG_TOOL], "tool_choice": "required"}, 400, "tools"),
+    ({"messages": HELLO, "tools": [WRONG_TOOL], "tool_choice": "required"}, 400, "tools[0].function.parameters"),
     ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": WRONG}}}, 400,
      "response_format"),
     ({"messages": HELLO, "guided_json": WRONG}, 400, "guided_json"),

@@ -96,6 +96,24 @@ def test_refused_fields_are_named(client: TestClient, path: str) -> None:
         assert f"{name} is not supported" in (error if isinstance(error, str) else error["message"])
 
 
+ZZZ = {"type": "zzz"}
+
+
+@pytest.mark.parametrize("schema", [ZZZ, {"type": "object", "properties": {"a": ZZZ}}])
+def test_wrong_types_in_the_schemas_of_tools_are_named(client: TestClient, schema: dict[str, Any]) -> None:
+    """Not by the grammar that is made of them."""
+    good = {"name": "g", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": each} for each in (good, {"name": "f", "parameters": schema})]
+    body = {**BODIES["/v1/chat/completions"][1], "tools": tools, "tool_choice": "required"}
+    error = client.post("/v1/chat/completions", json=body).json()["error"]
+    where = "tools[1].function.parameters"
+    assert (error["message"], error["param"]) == (f"{where}: Invalid type: zzz", where)
+    tools = [{"name": "f", "input_schema": schema}]
+    body = {**BODIES["/v1/messages"][1], "tools": tools, "tool_choice": {"type": "any"}}
+    error = client.post("/v1/messages", json=body).json()["error"]
+    assert error["message"] == "tools[0].input_schema: Invalid type: zzz"
+
+
 def test_missing_extras_are_not_retried() -> None:
     """Programs repeat what is answered with 5xx."""
     refused = refusal_of(MissingExtraError("llguidance", "grammar"))

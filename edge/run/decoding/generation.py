@@ -114,10 +114,13 @@ class Generation:
             logprobs = Logprobs(top, hooks.logprob, keep=keep)
             sample.look = logprobs.look
         if grammar is not None:
-            from edge.run.sampling.constraint import Constrained
+            from edge.run.sampling.constraint import Constrained, blamed
 
-            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins,
-                                         ends=use.form.ends if use else ())  # fmt: skip
+            try:
+                constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins,
+                                             ends=use.form.ends if use else ())  # fmt: skip
+            except InputError as error:
+                raise blamed(error, use, tokenizer) if use and request.grammar is None else error from None
             if request.max_tokens is not None:
                 constrained.leave_room(request.max_tokens)
         return cls(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.sampling.thoughts import Thinking
 from edge.types import FloatArray
+
+if TYPE_CHECKING:
+    from edge.tools.use import ToolUse
 
 _LONGEST = 1024  # tokens of a shortest answer
 _NEAR = 256  # tokens left, from which on each token is checked for a way to the end
@@ -153,3 +158,16 @@ class Constrained:
     def _opening(self) -> int | None:
         """The token that may open a thought where the answer could begin."""
         return None if self._begun else self._thinking.may_open
+
+
+def blamed(error: InputError, use: ToolUse, tokenizer: TokenizerLike) -> InputError:
+    """The error of the grammar of calls, in words about the first schema that is wrong by itself."""
+    from edge.grammar.matcher import Matcher
+    from edge.tools.use import wrong_schema
+
+    for number, tool in enumerate(use.tools):
+        try:
+            Matcher(Grammar(json_schema=tool["function"].get("parameters") or {}), tokenizer)
+        except InputError as wrong:
+            return wrong_schema(number, str(wrong).removeprefix("the JSON schema cannot be used: "))
+    return error
