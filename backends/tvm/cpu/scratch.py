@@ -64,20 +64,11 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
     return _offsets(_work(core, lines) | {"scores": target.score_rows * max(block * 16, step)})
 
 
-FEW_ROWS = 96  # of queries, that share a block where more would not fit in the L2 cache or be even pieces of work
-
-
-def paired_rows(core: Attention, target: Target) -> int:
-    """The most query rows that share a block in BF16, in whole groups."""
-    few = -(-FEW_ROWS // target.score_rows) * target.score_rows
-    return target.paired if core.row.padded(LANES).key <= 128 else min(target.paired, few)
-
-
 def pair_offsets(core: Attention, target: Target) -> dict[str, int]:
     """As `work_offsets`, for a chunk in BF16: also of queries, keys and values, two in a float."""
-    row, block, rows = core.row.padded(LANES), target.chunk_block * 16, paired_rows(core, target)
-    return _offsets(_work(core, rows) | {
-        "scores": target.score_rows * block, "queries": rows * row.key // 2,
+    row, block = core.row.padded(LANES), target.chunk_block * 16
+    return _offsets(_work(core, target.paired) | {
+        "scores": target.score_rows * block, "queries": target.paired * row.key // 2,
         "keys": block * row.key // 2, "values": block * row.mixed // 2,
     })  # fmt: skip
 

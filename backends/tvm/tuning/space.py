@@ -68,7 +68,7 @@ def allowed(target: Target, values: Values) -> bool:
 
 def _pair_rows(target: Target) -> tuple[int, ...]:
     """Whole multiples of the rows in registers; 0 is float32."""
-    return (0, 24, 48, 96, 192, 384) if target_named(target.name, "").pair_rows else ()
+    return (0, 24, 48, 96) if target_named(target.name, "").pair_rows else ()
 
 
 def _sixths(value: int, *parts: int) -> tuple[int, ...]:

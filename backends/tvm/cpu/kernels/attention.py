@@ -23,7 +23,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
     exp,
-    exp_below,
     floats,
     i64,
     lanes_of,
@@ -41,7 +40,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.kv.regions import SPARE_TILES
 from edge.backends.tvm.targets import Target
 
-NEVER = -(2.0**100)  # the score of a row that the query must not see; products with it are exact
+NEVER = -1e30  # the score of a row that the query must not see
 
 
 @dataclass(frozen=True)
@@ -228,13 +227,12 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Sc
 
 def soften(
     cache: Cache, rows: Sequence[Query], first_row: Value, tiles: Tiles, start: Value, count: Value, work: Work,
-    power_of: Callable[[Value, Value], Value] = exp_below,
-    pack: Callable[[Value, Value], Value] = lambda powers, _: powers,
+    power_of: Callable[[Value], Value] = exp, pack: Callable[[Value, Value], Value] = lambda powers, _: powers,
 ) -> None:  # fmt: skip
     """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum.
 
-    power_of: e to the power of 16 scores less a maximum. pack: how the 16 powers of a tile of the block, by its number,
-    are stored, as 16 lanes or fewer.
+    power_of: e to the power of 16 numbers that are not positive. pack: how the 16 powers of a tile of
+    the block, by its number, are stored, as 16 lanes or fewer.
     """
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
@@ -246,7 +244,7 @@ def soften(
         maximum = let(T.max(before, largest(most.value)))
         powers.value = least.value = floats(0)
         with loop(i64(0), count) as tile:
-            power = power_of(load(work.memory, scores + tile * 16), maximum)
+            power = power_of(load(work.memory, scores + tile * 16) - spread(maximum))
             powers.value = powers.value + power
             scales = cache.scales(cache.scales_of_values, first_row, tiles.at(start + tile))
             packed = pack(power * scales[0] if scales else power, tile)

@@ -44,7 +44,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     quotient,
     spread,
     store,
-    when,
 )
 from edge.backends.tvm.kv.row_formats import STEPS
 from edge.backends.tvm.targets import Target
@@ -94,17 +93,14 @@ def attend_pairs(
         )
         with loop(i64(0), groups) as group:
             rows, own = rows_of(group), work_of(group)
+            score_pairs(
+                isa, target, cache, queries, rows, first_row, start, count, own, queries_of(group), paired.keys, limits
+            )
+            soften(
+                cache, rows, first_row, tiles, start, count, own, exp_short, lambda powers, _: isa.neighbours(powers)
+            )
             most = let(T.min(count * 16, rows[-1].visible - start * 16))
-            seen = let(quotient(most + 15, 16))
-            with when(most > 0):
-                score_pairs(
-                    isa, target, cache, queries, rows, first_row, start, seen, own, queries_of(group), paired.keys,
-                    limits,
-                )  # fmt: skip
-                soften(
-                    cache, rows, first_row, tiles, start, seen, own, exp_short, lambda powers, _: isa.neighbours(powers)
-                )
-                mix_pairs(isa, target, cache, height, most, own, paired.values)
+            mix_pairs(isa, target, cache, height, most, own, paired.values)
 
 
 def pack_keys(

@@ -219,15 +219,9 @@ def exp(x: Value, lanes: int = LANES) -> Value:
     return let(power * T.reinterpret(_f(lanes), T.shift_left(exponent, ints(23, lanes))))
 
 
-def exp_below(x: Value, most: Value) -> Value:
-    """e^(x − most) for 16 lanes."""
-    return exp(x - spread(most))
-
-
-def exp_short(x: Value, most: Value) -> Value:
-    """e^(x − most) for 16 lanes that are at most `most`, relative error 8e-5, less than BF16 rounds: clipped at −87."""
-    log2_e = 1.4426950408889634
-    scaled = let(T.max(x * floats(log2_e) - spread(let(most * T.float32(log2_e))), floats(-87.0 * log2_e)))
+def exp_short(x: Value) -> Value:
+    """e^x for 16 lanes that are not positive, relative error 8e-5, less than BF16 rounds: x clipped to −87."""
+    scaled = let(T.max(x, floats(-87.0)) * floats(1.4426950408889634))
     whole = let(pure("float32x16", "llvm.rint", scaled))
     fraction = let(scaled - whole)
     power: Value = floats(0.05517165)

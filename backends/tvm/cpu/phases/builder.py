@@ -33,7 +33,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     loop,
     pure,
     quotient,
-    remainder,
     spread,
     store,
     when,
@@ -373,18 +372,10 @@ class PassBuilder:
             yield index
 
     @contextmanager
-    def dealt_out(self, count: Value, back: Value | None = None) -> Iterator[Value]:
-        """The thread's pieces, which go to the threads in turn; back and forth if `back`."""
-        if back is None:
-            with loop(i64(0), quotient(count - self.thread + self.threads - 1, self.threads)) as turn:
-                yield let(self.thread + turn * self.threads)
-            return
-        with loop(i64(0), quotient(count + self.threads - 1, self.threads)) as turn:
-            turned = T.And(back, remainder(turn, 2) == 1)
-            place = T.if_then_else(turned, self.threads - 1 - self.thread, self.thread)
-            piece = let(turn * self.threads + place)
-            with when(piece < count):
-                yield piece
+    def dealt_out(self, count: Value) -> Iterator[Value]:
+        """The thread's pieces, which go to the threads in turn."""
+        with loop(i64(0), quotient(count - self.thread + self.threads - 1, self.threads)) as turn:
+            yield let(self.thread + turn * self.threads)
 
     @contextmanager
     def tiles(self, count: int) -> Iterator[Value]:

@@ -24,7 +24,7 @@ from edge.backends.tvm.cpu.kernels.pairs import Paired, attend_pairs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.attention.pages import list_pages
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.cpu.scratch import FEW_ROWS, byte_offsets, pair_offsets, paired_rows, work_offsets
+from edge.backends.tvm.cpu.scratch import byte_offsets, pair_offsets, work_offsets
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -72,12 +72,9 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     core, source, limits, height = b.attention, b.rows_of(layer), _limits(b, layer), b.target.score_rows
     many, side = _shared_blocks(b)
     rows = let(b.count * core.group)
-    even = None
-    if many and not b.shape.encoder:  # whose blocks of rows begin where a piece's queries see the first
-        side, even = _even_pieces(b, rows, side)
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     work = many.work if many else _work(b, b.thread, i64(0))
-    with b.dealt_out(units, back=even) as unit:
+    with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         first_row = b.first_row(source, kv_head, i64(0))
@@ -123,21 +120,6 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
             seen = tiles(queries[0], queries[-1])
             attend(b.target, b.cache, b.floats, queries, first_row, seen, work, limits, fetch=False)
             store_heads(first, work)
-
-
-def _even_pieces(b: PassBuilder, rows: Value, most: int) -> tuple[Value, Value]:
-    """Query rows of a piece of work, at most `most`; whether pieces are even, and go to the threads back and forth.
-
-    Many rows share what a block of keys and values costs to convert, but are few pieces: threads have as much to do if
-    each takes whole heads, or pieces of early rows as often as of late ones.
-    """
-    height, heads = b.target.score_rows, b.attention.kv_heads
-    groups, whole = let(quotient(rows + (height - 1), height)), let(T.truncmod(i64(heads), b.threads) == 0)
-    times = let(T.if_then_else(whole, i64(1), b.threads * 2))
-    pieces = let(quotient(groups + (times * (most // height) - 1), times * (most // height)) * times)
-    side = let(quotient(groups + pieces - 1, pieces) * height)
-    even = let(T.Or(whole, side >= 2 * FEW_ROWS))
-    return let(T.if_then_else(even, side, i64(min(most, -(-FEW_ROWS // height) * height)))), even
 
 
 def observe_last(b: PassBuilder, layer: Value) -> None:
@@ -210,4 +192,4 @@ def _shared_blocks(b: PassBuilder) -> tuple[_Many | None, int]:
     work = Work(b.floats, scores, out, maxima, sums, target.chunk_block)
     if in_bytes:
         return _Many(attend_bytes, work, Held(**at)), target.quantized_rows
-    return _Many(attend_pairs, work, Paired(**at)), paired_rows(b.attention, target)
+    return _Many(attend_pairs, work, Paired(**at)), target.paired
