@@ -23,13 +23,13 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
     floats,
+    greatest,
     i64,
     ints,
     largest,
     let,
     load,
     loop,
-    magnitude,
     pure,
     quotient,
     rounded,
@@ -84,10 +84,7 @@ def attend_byte_rows(
 
 def _encode(cache: Cache, queries: Buffer, query: Query, memory: Buffer, at: Value) -> _Coded:
     parts = [let(load(queries, query.at + part * 16)) for part in range(cache.key // 16)]
-    size = floats(0)
-    for part in parts:
-        size = let(T.max(size, magnitude(part)))
-    most = let(largest(size))
+    most = let(largest(greatest(parts)))
     inverse = let(spread(T.if_then_else(most > T.float32(0), T.float32(_LARGEST_QUERY) / most, T.float32(0))))
     total = ints(0)
     for number, part in enumerate(parts):

@@ -32,13 +32,13 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     Value,
     exp_short,
     floats,
+    greatest,
     i64,
     ints,
     largest,
     let,
     load,
     loop,
-    magnitude,
     pure,
     quotient,
     rounded,
@@ -95,7 +95,7 @@ def _quantize_query(cache: Cache, queries: Buffer, query: Query, memory: Buffer,
     groups = byte_groups(cache.key)
     for number, (first, count) in enumerate(groups):
         parts = [let(load(queries, query.at + (first + part) * 16)) for part in range(count)]
-        size = let(largest(_most(parts)))
+        size = let(largest(greatest(parts)))
         inverse = spread(let(T.if_then_else(size > T.float32(0), T.float32(127) / size, T.float32(0))))
         codes = [let(rounded(part * inverse)) for part in parts]
         for part, each in enumerate(codes):
@@ -114,7 +114,7 @@ def _quantize_keys(cache: Cache, first_row: Value, start: Value, count: Value, m
         for number, (first, parts) in enumerate(groups):
             dimensions = range(first * 16, (first + parts) * 16)
             keys = [let(*cache.load_keys(first_row, start + index, i64(each))) for each in dimensions]
-            size = let(_most(keys))
+            size = let(greatest(keys))
             inverse = let(T.Select(size > floats(0), floats(127) / size, floats(0)))
             store(memory, held.key_scales + (index * len(groups) + number) * 16, size * floats(1 / 127))
             for word in range(0, len(keys), 4):
@@ -170,15 +170,6 @@ def _mix(target: Target, cache: Cache, rows: int, most: Value, work: Work, value
         return {part: let(load(work.memory, at + part * 16)) for part in parts}
 
     mix(target, cache, rows, work, over, load_values, add_product)
-
-
-def _most(vectors: Sequence[Value]) -> Value:
-    """The greatest absolute values, lane by lane."""
-    sizes = [magnitude(each) for each in vectors]
-    found = sizes[0]
-    for each in sizes[1:]:
-        found = let(T.max(found, each))
-    return found
 
 
 def _sum(vectors: Sequence[Value]) -> Value:

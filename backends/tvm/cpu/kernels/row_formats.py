@@ -15,13 +15,13 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
     floats,
+    greatest,
     half,
     i64,
     ints,
     lanes_of,
     largest,
     let,
-    magnitude,
     rounded,
     smallest,
     spread,
@@ -57,10 +57,7 @@ def encode(isa: Isa, dtype: str, vectors: Sequence[Value]) -> tuple[list[Value],
 
 def _encode_int8(vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     """round(x · 127 / max|x|) over the whole head."""
-    size: Value = floats(0)
-    for vector in vectors:
-        size = let(T.max(size, magnitude(vector)))
-    most = let(largest(size))
+    most = let(largest(greatest(vectors)))
     inverse = let(T.if_then_else(most > T.float32(0), T.float32(127) / most, T.float32(0)))
     return [T.cast(rounded(vector * spread(inverse)), "int8x16") for vector in vectors], [most * T.float32(1 / 127)]
 
