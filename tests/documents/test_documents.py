@@ -115,7 +115,7 @@ def test_pages_of_pdf() -> None:
     found = read_document("a.pdf", pdf_of(["The sky is blue.", "It is black at night."]))
     assert [(each.text, each.place) for each in found.blocks] == [("The sky is blue.", 1), ("It is black at night.", 2)]
     assert found.unit == "page"
-    with pytest.raises(InputError, match=r"bad\.pdf: cannot be read as a PDF"):
+    with pytest.raises(InputError, match=r"bad\.pdf cannot be read as a PDF"):
         read_document("bad.pdf", b"%PDF-1.4 nothing")
 
 

@@ -149,7 +149,7 @@ def test_folders_of_other_forms_become_the_same_file(head: Path, tmp_path: Path)
         ({**outer, "eagle_aux_hidden_state_layer_ids": layers, "transformer_layer_config": config}, ""),
         ({**config, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0]}}, "as many as a hidden state has"),
         ({**config, **outer}, "target_layers must name"),
-        ({**config, **outer, "fc_norm": True}, "fc_norm is True, which is not supported"),
+        ({**config, **outer, "fc_norm": True}, "fc_norm is true, which is not supported"),
     ):
         (folder / "config.json").write_text(json.dumps(said))
         if words:
