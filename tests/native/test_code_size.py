@@ -1,4 +1,4 @@
-"""How long compiled code becomes with the size of a head: TVM's simplifier must not expand what goes through variables."""
+"""How long compiled code becomes with the size of a head: TVM's simplifier must not expand what is in variables."""
 
 from __future__ import annotations
 
