@@ -136,7 +136,7 @@ def test_interrupted_quantization_keeps_the_old_file(
 ) -> None:
     """Sent while it writes: no part of a file, no process, no traceback."""
     target = tmp_path / "out.gguf"
-    target.write_bytes(b"before")
+    target.write_bytes(b"GGUF before")
     command = [sys.executable, "-m", "edge", "quantize", "smollm2-135m", str(target), kind, "--force", "--quiet"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         while child.poll() is None and len(list(tmp_path.iterdir())) < 2:
@@ -145,7 +145,7 @@ def test_interrupted_quantization_keeps_the_old_file(
         out, error = child.communicate(timeout=120)
     assert (child.returncode, out, error) == (code, b"", b"")
     assert list(tmp_path.iterdir()) == [target]
-    assert target.read_bytes() == b"before"
+    assert target.read_bytes() == b"GGUF before"
 
 
 def _send(callback: str, number: signal.Signals, request: pytest.FixtureRequest) -> None:

@@ -59,11 +59,11 @@ def test_refused_encoder_changes_no_files(tmp_path: Path) -> None:
     config["vision_config"]["image_size"] = "large"
     (folder / "config.json").write_text(json.dumps(config))
     older = tmp_path / "mmproj-gemma.gguf"
-    older.write_bytes(b"another encoder")
+    older.write_bytes(b"GGUF of another encoder")
     with pytest.raises(EdgeError, match="image_size"):
         convert(folder, tmp_path / "gemma.gguf", Conversion("gguf"), force=True)
     assert not (tmp_path / "gemma.gguf").exists()
-    assert older.read_bytes() == b"another encoder"
+    assert older.read_bytes() == b"GGUF of another encoder"
 
 
 def test_encoder_in_other_types(tmp_path: Path) -> None:
