@@ -51,19 +51,12 @@ def show(
     """List the models on this device, remove one, or say which of today's would run on a device."""
     if context.invoked_subcommand is not None:
         return
-    if not fits and (stated := _stated(context)):
+    if not fits and (stated := o.stated(context, but=("fits", "json"))):
         raise InputError(f"{stated} is for --fits: state that, too, or leave it out")
     if fits:
         _show_fits(options, device, tokens, json=json)
     else:
         _list(json=json)
-
-
-def _stated(context: typer.Context) -> str | None:
-    """An option of --fits on the command line; the environment's are of all commands."""
-    own = (each for each in context.command.params if each.name not in ("fits", "json"))
-    sources = ((each.opts[0], context.get_parameter_source(str(each.name))) for each in own)
-    return next((name for name, source in sources if source is not None and source.name == "COMMANDLINE"), None)
 
 
 @models.command("list")

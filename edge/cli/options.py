@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field, is_dataclass
 from typing import Annotated, Any, Optional, get_args, get_type_hints
 
@@ -114,6 +114,16 @@ _OUTPUT = flags_of(Output)
 Json = Annotated[bool, _typer_option(_OUTPUT["json"])]
 Quiet = Annotated[bool, _typer_option(_OUTPUT["quiet"])]
 Verbose = Annotated[bool, _typer_option(_OUTPUT["verbose"])]
+
+
+def stated(context: typer.Context, but: Collection[str]) -> str | None:
+    """The first option on the command line that is not among `but`, by names of parameters. Those of the environment do
+    not count: they are for all commands."""
+    for each in context.command.params:
+        source = context.get_parameter_source(str(each.name))
+        if each.name not in but and source is not None and source.name == "COMMANDLINE":
+            return each.opts[-1]
+    return None
 
 
 def parse_numbers(flag: str, text: str, least: int = 0) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import MAX_STRING, GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
-from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.chat_template import OF_MODEL, ChatTemplate
 from edge.model.chat.messages import parse_tools
 from edge.model.chat.parts import Segment
 from edge.model.chat.thinking import Think
@@ -71,7 +71,7 @@ class Model:
 
     def __init__(
         self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer,
-        template: str = "the model's chat template",
+        template: str = OF_MODEL,
     ) -> None:  # fmt: skip
         self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)

@@ -73,11 +73,8 @@ def ask(
     from edge.documents.searching import check_by
     from edge.errors import InputError
 
-    if model is None:
-        for each in context.command.params:
-            source = context.get_parameter_source(str(each.name))
-            if each.name not in {*_ALONE, *flags_of(Output)} and source is not None and source.name == "COMMANDLINE":
-                raise InputError(f"{each.opts[-1]} needs --model")
+    if model is None and (stated := o.stated(context, but={*_ALONE, *flags_of(Output)})):
+        raise InputError(f"{stated} needs --model")
     started, meter = clock.perf_counter(), find_meter()
     from edge.storage.making import account
 

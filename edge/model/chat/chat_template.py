@@ -57,6 +57,7 @@ _MODES: dict[str, dict[str, Any]] = {
 
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}  # efforts that no template has
 
+OF_MODEL = "the model's chat template"  # what errors call one that no file replaces
 _FORMS = 3  # version of cached forms: increment it when this module, or one that it renders with, changes them
 
 _LISTS = "default/lists"  # among the forms: the template drops contents unless they are lists of parts
@@ -85,7 +86,7 @@ class ChatTemplate:
     UnsupportedError for one that the model lacks.
     """
 
-    def __init__(self, source: str, bos: str = "", eos: str = "", name: str = "the model's chat template") -> None:
+    def __init__(self, source: str, bos: str = "", eos: str = "", name: str = OF_MODEL) -> None:
         """name: what errors call it."""
         self._name = name
         self.family = find_family(source)
@@ -187,7 +188,7 @@ class ChatTemplate:
                 frozenset(),
             )
             if not more or TOO_MUCH in found.fault:
-                raise InputError(f"the model's chat template {first.fault}")
+                raise InputError(f"{OF_MODEL} {first.fault}")
             supposed += more - found.lacks
             lacks |= more
             found = self._render(messages, tools, names, lacks, markers)

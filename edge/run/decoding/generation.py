@@ -174,12 +174,12 @@ class Generation:
         """Set the stop reason. Returns the text held back in the search for tool calls."""
         natural = reason == "eos" or (reason == "stop" and not self.stops.met)
         rest = self.calls.rest(cut=not natural) if self.calls else ""
-        called = self.calls is not None and bool(self.calls.found)
-        self.stop_reason = "tool_calls" if called and (natural or (reason == "length" and self.called)) else reason
+        called = natural and self.calls is not None and bool(self.calls.found)
+        self.stop_reason = "tool_calls" if called or (reason == "length" and self.calls_suffice) else reason
         return rest
 
     @property
-    def called(self) -> bool:
+    def calls_suffice(self) -> bool:
         """Whether the answer so far is calls that it had to have, and each is whole as the model wrote it."""
         if self.constrained is None or self.constrained.cuts or not self.constrained.complete:
             return False

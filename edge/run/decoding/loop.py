@@ -188,7 +188,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Pause]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Pause.PENDING
-    closed = run.constrained is not None and run.constrained.closes and not run.called
+    closed = run.constrained is not None and run.constrained.closes and not run.calls_suffice
     if closed and reason in ("eos", "stop") and not stops.met:
         reason = run.limit
     rest = run.said(thinking.rest())
