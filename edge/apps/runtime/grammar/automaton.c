@@ -268,13 +268,8 @@ uint32_t automaton_forget(automaton *a, uint32_t kept)
         a->found[a->found_count++] = (thread){old->node, number[old->frame]};
     }
     clear(a);
-    a->frame_count = count;
-    for (uint32_t f = 1; f < count; f++) {
-        uint32_t hash = mixed(mixed(mixed(0, a->frames[f].node), a->frames[f].count), a->frames[f].parent);
-        while (a->frame_slots[hash % (2 * FRAME_ROOM)])
-            hash++;
-        a->frame_slots[hash % (2 * FRAME_ROOM)] = f;
-    }
+    for (uint32_t f = 1; f < count; f++) /* at the places where they are */
+        frame_of(a, a->frames[f].node, a->frames[f].count, a->frames[f].parent);
     a->accepts = it.accepts;
     return state_of(a);
 }

@@ -2,10 +2,14 @@
 #include <string.h>
 
 #include "json.h"
-#include "rules.h"
 #include "utf8.h"
 
 static const char LETTERS[] = "bfnrt\"\\/", MEANT[] = "\b\f\n\r\t\"\\/";
+
+int hex_digit(int c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
 
 char json_letter(int c)
 {
@@ -254,6 +258,19 @@ uint32_t json_named(const json_tree *tree, uint32_t object, const char *key)
     return json_member(tree, object, key, strlen(key));
 }
 
+uint32_t json_child(const json_tree *tree, uint32_t object, const char *key)
+{
+    return tree->values[json_named(tree, object, key)].child;
+}
+
+uint32_t json_any(const json_tree *tree, uint32_t object, const char *keys)
+{
+    uint32_t found = 0;
+    for (; *keys && !found; keys += strlen(keys) + 1)
+        found = json_named(tree, object, keys);
+    return found;
+}
+
 uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *reference)
 {
     char part[LONGEST_REFERENCE];
@@ -288,9 +305,14 @@ uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *re
     return found;
 }
 
+bool is_same(const void *text, size_t length, const char *word)
+{
+    return length == strlen(word) && !memcmp(text, word, length);
+}
+
 bool json_is(const json_value *string, const char *text)
 {
-    return string->kind == JSON_STRING && string->length == strlen(text) && !memcmp(string->text, text, string->length);
+    return string->kind == JSON_STRING && is_same(string->text, string->length, text);
 }
 
 bool json_equal(const json_tree *tree, uint32_t one, uint32_t other)

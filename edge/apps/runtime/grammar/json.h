@@ -16,7 +16,7 @@ typedef struct {
 } json_value;
 
 typedef struct {
-    json_value *values;        /* [MOST_VALUES]; values[1] is the whole text */
+    json_value *values;        /* [MOST_VALUES]; values[0] is null, and stands for what is lacking; values[1] is the whole text */
     char *bytes;               /* [MOST_JSON]: of strings */
     uint32_t count, used;
     const char *name;          /* in messages, with its verb */
@@ -29,11 +29,15 @@ edge_status json_read(json_tree *tree, const char *text, size_t length, edge_err
 edge_status json_add(json_tree *tree, const char *text, size_t length, uint32_t *index, edge_error *error);
 uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, size_t length); /* 0: it has none */
 uint32_t json_named(const json_tree *tree, uint32_t object, const char *key);
+uint32_t json_child(const json_tree *tree, uint32_t object, const char *key); /* the first value within that member */
+uint32_t json_any(const json_tree *tree, uint32_t object, const char *keys);  /* of keys that end with \0, the last with another */
 /* The value within `root` that a reference such as #/$defs/a names; 0: there is none. */
 uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *reference);
 bool json_is_number(const char *text, size_t length);
+int hex_digit(int c);         /* -1: it is none */
 char json_letter(int c);      /* the letter of its escape, such as n; 0: it has none, or needs none */
 char json_meant(int letter);  /* the character of an escape; 0: there is none with this letter */
+bool is_same(const void *text, size_t length, const char *word); /* which ends with \0 */
 bool json_is(const json_value *string, const char *text);
 bool json_equal(const json_tree *tree, uint32_t one, uint32_t other);
 

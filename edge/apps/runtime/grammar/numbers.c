@@ -78,7 +78,7 @@ static uint32_t some_digits(const between *in, uint32_t least, uint32_t most, ui
 
 static uint32_t at_point(const between *in, uint32_t fraction)
 {
-    return rules_byte(in->r, '.', '.', fraction);
+    return rules_char(in->r, '.', fraction);
 }
 
 static uint32_t digit_of(const bound *b, uint32_t at)
@@ -107,7 +107,7 @@ static uint32_t fraction(const between *in, uint32_t at, bool on_low, bool on_hi
     for (uint32_t digit = low; digit <= high; digit++) {
         bool still_low = on_low && digit == low, still_high = on_high && digit == high;
         if (still_low || still_high) {
-            found = rules_either(r, found, rules_byte(r, (uint8_t)('0' + digit), (uint8_t)('0' + digit), fraction(in, at + 1, still_low, still_high)));
+            found = rules_either(r, found, rules_char(r, (uint8_t)('0' + digit), fraction(in, at + 1, still_low, still_high)));
             continue;
         }
         uint32_t last = on_high && high ? high - 1 : high;
@@ -167,7 +167,7 @@ static uint32_t sizes(const between *in)
             found = rules_either(in->r, found, rules_byte(in->r, '1', '9', some_digits(in, count - 1, count - 1, behind_whole(in, false, false))));
     }
     if (!low) /* numbers below 1 */
-        found = rules_either(in->r, found, rules_byte(in->r, '0', '0', behind_whole(in, in->low != NULL, in->high && !in->high->whole_count)));
+        found = rules_either(in->r, found, rules_char(in->r, '0', behind_whole(in, in->low != NULL, in->high && !in->high->whole_count)));
     return found;
 }
 
@@ -183,14 +183,14 @@ uint32_t numbers_between(rules *r, const bound *low, const bound *high, bool int
         uint32_t end = next;
         if (!integer) {
             uint32_t digits = rules_repeat(r, rules_byte(r, '0', '9', END), 1, EXPONENT_DIGITS, next);
-            uint32_t sign = rules_either(r, digits, rules_either(r, rules_byte(r, '+', '+', digits), rules_byte(r, '-', '-', digits)));
-            uint32_t exponent = rules_either(r, rules_byte(r, 'e', 'e', sign), rules_byte(r, 'E', 'E', sign));
+            uint32_t sign = rules_either(r, digits, rules_either(r, rules_char(r, '+', digits), rules_char(r, '-', digits)));
+            uint32_t exponent = rules_either(r, rules_char(r, 'e', sign), rules_char(r, 'E', sign));
             end = rules_either(r, next, exponent);
-            end = rules_either(r, end, rules_byte(r, '.', '.', rules_repeat(r, rules_byte(r, '0', '9', END), 1, FRACTION_DIGITS, end)));
+            end = rules_either(r, end, rules_char(r, '.', rules_repeat(r, rules_byte(r, '0', '9', END), 1, FRACTION_DIGITS, end)));
         }
         between all = {r, NULL, NULL, true, end};
         found = sizes(&all);
-        return rules_either(r, found, rules_byte(r, '-', '-', found));
+        return rules_either(r, found, rules_char(r, '-', found));
     }
     if (!high->set || (!high->negative && !(is_zero(high) && high->excluded))) { /* numbers from 0 on */
         between positive = {r, low->set && !low->negative ? low : NULL, high->set ? high : NULL, integer, next};
@@ -201,7 +201,7 @@ uint32_t numbers_between(rules *r, const bound *low, const bound *high, bool int
     if (!low->set || low->negative) { /* numbers below 0 */
         static const bound zero = {.set = true, .excluded = true};
         between negative = {r, high->set && high->negative ? high : &zero, low->set ? low : NULL, integer, next};
-        found = rules_either(r, found, rules_byte(r, '-', '-', sizes(&negative)));
+        found = rules_either(r, found, rules_char(r, '-', sizes(&negative)));
     }
     return found;
 }

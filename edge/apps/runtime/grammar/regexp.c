@@ -1,6 +1,7 @@
 /* Reading regular expressions, and writing them as rules. */
 #include <string.h>
 
+#include "json.h"
 #include "regexp.h"
 #include "rules.h"
 #include "utf8.h"
@@ -20,20 +21,20 @@ regex *regex_layout(arena *from)
     return in;
 }
 
-static void refuse(reading *in, const char *format)
+static void refuse(reading *in, const char *what)
 {
-    rules_fail(in->r, EDGE_UNSUPPORTED, format, in->text, in->length);
+    rules_fail(in->r, EDGE_UNSUPPORTED, "the regular expression %s: %s", what, in->text, in->length);
 }
 
 static void wrong(reading *in)
 {
-    rules_fail(in->r, EDGE_BAD_ARGUMENT, "the regular expression is malformed: %s", in->text, in->length);
+    rules_fail(in->r, EDGE_BAD_ARGUMENT, "the regular expression %s: %s", "is malformed", in->text, in->length);
 }
 
 static uint32_t part(reading *in, uint8_t kind, uint32_t one, uint32_t other)
 {
     if (in->to->count == MOST_REGEX_PARTS)
-        refuse(in, "the regular expression is too large: %s");
+        refuse(in, "is too large");
     if (in->r->status)
         return 0;
     in->to->parts[in->to->count] = (regex_part){kind, one, other, 1, 1};
@@ -57,7 +58,7 @@ static bool accept(reading *in, char wanted)
 static void add(reading *in, uint32_t low, uint32_t high)
 {
     if (in->to->used == MOST_RANGES)
-        refuse(in, "the regular expression is too large: %s");
+        refuse(in, "is too large");
     else if (low <= high)
         in->to->ranges[in->to->used++] = (point_range){low, high};
 }
@@ -131,6 +132,14 @@ static uint32_t hex_digits(reading *in, size_t count)
     return value;
 }
 
+static uint32_t next_point(reading *in)
+{
+    uint32_t point;
+    bool whole;
+    in->at += utf8_read((const uint8_t *)in->text + in->at, in->length - in->at, &point, &whole);
+    return point;
+}
+
 /* The character that an escape stands for, behind its backslash; UINT32_MAX: a class, whose letter is *name. */
 static uint32_t escaped(reading *in, int *name)
 {
@@ -149,23 +158,12 @@ static uint32_t escaped(reading *in, int *name)
     if (c < 0)
         wrong(in);
     else if ((c >= '1' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z'))
-        refuse(in, "the regular expression has an escape that is not among those of apps: %s");
+        refuse(in, "has an escape that is not among those of apps");
     else if (c >= 0x80) {
         in->at--;
-        uint32_t point;
-        bool whole;
-        in->at += utf8_read((const uint8_t *)in->text + in->at, in->length - in->at, &point, &whole);
-        return point;
+        return next_point(in);
     }
     return (uint32_t)c;
-}
-
-static uint32_t next_point(reading *in)
-{
-    uint32_t point;
-    bool whole;
-    in->at += utf8_read((const uint8_t *)in->text + in->at, in->length - in->at, &point, &whole);
-    return point;
 }
 
 static uint32_t class_of(reading *in, uint32_t from, bool negated)
@@ -191,7 +189,7 @@ static uint32_t brackets(reading *in)
             break;
         }
         if (peek(in) == '[' || (peek(in) == '&' && in->at + 1 < in->length && in->text[in->at + 1] == '&')) {
-            refuse(in, "the regular expression has a class within a class, or a [ without \\: %s");
+            refuse(in, "has a class within a class, or a [ without \\");
             break;
         }
         uint32_t low = accept(in, '\\') ? peek(in) == 'b' ? in->at++, 8u : escaped(in, &name) : next_point(in), high = low;
@@ -224,9 +222,9 @@ static uint32_t group(reading *in, int depth)
             while (named && peek(in) >= 0 && !accept(in, '>'))
                 in->at++;
             if (!named)
-                refuse(in, "the regular expression looks behind: %s");
+                refuse(in, "looks behind");
         } else if (!accept(in, ':')) {
-            refuse(in, "the regular expression looks ahead, or has flags: %s");
+            refuse(in, "looks ahead, or has flags");
         }
     }
     uint32_t found = choice(in, depth + 1);
@@ -298,7 +296,7 @@ static bool repetition(reading *in, uint32_t *least, uint32_t *most)
             return false;
         }
         if (*least > MOST_TIMES || (*most > MOST_TIMES && *most != WITHOUT_END))
-            refuse(in, "the regular expression repeats too often: %s");
+            refuse(in, "repeats too often");
         else if (*least > *most)
             wrong(in);
     }
@@ -326,7 +324,7 @@ static uint32_t sequence(reading *in, int depth)
 static uint32_t choice(reading *in, int depth)
 {
     if (depth > DEEPEST) {
-        refuse(in, "the regular expression is too deep: %s");
+        refuse(in, "is too deep");
         return 0;
     }
     uint32_t all = sequence(in, depth);
@@ -385,7 +383,7 @@ static uint32_t write_part(const regex *in, rules *r, bool in_json, uint32_t ind
     case REPEATED:
         return rules_repeat(r, write_part(in, r, in_json, p->one, END), p->least, p->most, next);
     default:
-        rules_fail(r, EDGE_UNSUPPORTED, "a regular expression has ^ or $ inside%s", "", 0);
+        rules_fail(r, EDGE_UNSUPPORTED, "a regular expression %s%s", "has ^ or $ inside", "", 0);
         return NEVER;
     }
 }

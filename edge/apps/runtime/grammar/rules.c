@@ -15,8 +15,7 @@ rules *rules_layout(arena *from)
     return r;
 }
 
-/* format: with one %s, for a piece of the grammar, which is cut to 60 bytes. */
-void rules_fail(rules *r, edge_status code, const char *format, const char *text, size_t length)
+void rules_fail(rules *r, edge_status code, const char *format, const char *what, const char *text, size_t length)
 {
     char shown[64];
     if (r->status)
@@ -24,9 +23,10 @@ void rules_fail(rules *r, edge_status code, const char *format, const char *text
     if (length > 60)
         for (length = 60; length && ((uint8_t)text[length] & 0xC0) == 0x80;) /* in the middle of a character */
             length--;
-    memcpy(shown, text, length);
+    if (length)
+        memcpy(shown, text, length);
     shown[length] = 0;
-    r->status = edge_fail(r->error, code, format, shown);
+    r->status = edge_fail(r->error, code, format, what, shown);
 }
 
 static uint32_t add(rules *r, rule_node node)
@@ -48,7 +48,7 @@ static uint32_t add(rules *r, rule_node node)
     if (r->status)
         return NEVER;
     if (r->count == MOST_NODES) {
-        rules_fail(r, EDGE_UNSUPPORTED, "the grammar is too large%s", "", 0);
+        rules_fail(r, EDGE_UNSUPPORTED, "the grammar %s%s", "is too large", "", 0);
         return NEVER;
     }
     r->nodes[r->count] = node;
@@ -60,10 +60,15 @@ uint32_t rules_byte(rules *r, uint8_t low, uint8_t high, uint32_t next)
     return next == NEVER ? NEVER : add(r, (rule_node){RULE_BYTES, low, high, next, 0, 0, 0});
 }
 
+uint32_t rules_char(rules *r, uint8_t c, uint32_t next)
+{
+    return rules_byte(r, c, c, next);
+}
+
 uint32_t rules_bytes(rules *r, const char *bytes, size_t count, uint32_t next)
 {
     while (count--)
-        next = rules_byte(r, (uint8_t)bytes[count], (uint8_t)bytes[count], next);
+        next = rules_char(r, (uint8_t)bytes[count], next);
     return next;
 }
 
@@ -91,7 +96,7 @@ uint32_t rules_repeat(rules *r, uint32_t body, uint32_t least, uint32_t most, ui
 uint32_t rules_new(rules *r)
 {
     if (r->rules == MOST_RULES)
-        rules_fail(r, EDGE_UNSUPPORTED, "the grammar has too many parts%s", "", 0);
+        rules_fail(r, EDGE_UNSUPPORTED, "the grammar %s%s", "has too many parts", "", 0);
     return r->status ? 0 : r->rules++;
 }
 
@@ -165,7 +170,7 @@ uint32_t rules_json(rules *r, uint8_t c, uint32_t next)
 {
     static const char digits[] = "0123456789abcdef";
     const char letter = json_letter(c), written[] = {'\\', letter ? letter : 'u', '0', '0', digits[c >> 4], digits[c & 15]};
-    return json_escapes(c) ? rules_bytes(r, written, letter ? 2 : 6, next) : rules_byte(r, c, c, next);
+    return json_escapes(c) ? rules_bytes(r, written, letter ? 2 : 6, next) : rules_char(r, c, next);
 }
 
 static uint32_t hexadecimal(rules *r, uint32_t next)
@@ -186,10 +191,10 @@ void rules_begin(rules *r, edge_error *error)
     r->error = error;
     uint32_t escapes = NEVER, digits = END;
     for (const char *each = "\"\\/bfnrt"; *each; each++)
-        escapes = rules_either(r, rules_byte(r, (uint8_t)*each, (uint8_t)*each, END), escapes);
+        escapes = rules_either(r, rules_char(r, (uint8_t)*each, END), escapes);
     for (int i = 0; i < 4; i++)
         digits = hexadecimal(r, digits);
-    uint32_t one = rules_byte(r, '\\', '\\', rules_either(r, rules_byte(r, 'u', 'u', digits), escapes));
+    uint32_t one = rules_char(r, '\\', rules_either(r, rules_char(r, 'u', digits), escapes));
     one = rules_either(r, rules_points(r, beyond, 1, END), one);
     one = rules_either(r, rules_byte(r, 0x5D, 0x7E, END), one);
     one = rules_either(r, rules_byte(r, 0x23, 0x5B, END), one);
@@ -230,5 +235,5 @@ void rules_finish(rules *r, uint32_t start)
         }
     }
     if (r->shortest[start] == UNREACHABLE)
-        rules_fail(r, EDGE_UNSUPPORTED, "the grammar matches no text%s", "", 0);
+        rules_fail(r, EDGE_UNSUPPORTED, "the grammar %s%s", "matches no text", "", 0);
 }

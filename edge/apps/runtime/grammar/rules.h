@@ -44,14 +44,10 @@ static inline mark_token mark_of(int32_t token)
     return (mark_token){token, {MARK_BYTE, (uint8_t)token, (uint8_t)(token >> 8), (uint8_t)(token >> 16)}};
 }
 
-static inline int hex_digit(int c) /* -1: it is none */
-{
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-}
-
 rules *rules_layout(arena *from);
 void rules_begin(rules *r, edge_error *error);
 uint32_t rules_byte(rules *r, uint8_t low, uint8_t high, uint32_t next);
+uint32_t rules_char(rules *r, uint8_t c, uint32_t next);
 uint32_t rules_bytes(rules *r, const char *bytes, size_t count, uint32_t next);
 uint32_t rules_word(rules *r, const char *word, uint32_t next); /* which ends with \0 */
 uint32_t rules_either(rules *r, uint32_t one, uint32_t other);
@@ -69,6 +65,7 @@ static inline bool json_escapes(uint32_t c)
 }
 /* Finds `shortest`; fails if nothing matches from `start` on. */
 void rules_finish(rules *r, uint32_t start);
-void rules_fail(rules *r, edge_status code, const char *format, const char *text, size_t length);
+/* format: with %s twice, for `what` and for a piece of the grammar, which is cut to 60 bytes. */
+void rules_fail(rules *r, edge_status code, const char *format, const char *what, const char *text, size_t length);
 
 #endif

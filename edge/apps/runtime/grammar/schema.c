@@ -11,13 +11,13 @@ enum { SEEN_ANY = 1, SEEN_ONE = 2 }; /* of a schema whose anyOf, oneOf was repla
 static uint32_t resolve(schema *in, const json_value *reference)
 {
     if (reference->kind != JSON_STRING || !reference->length || reference->text[0] != '#') {
-        rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: a reference outside of it, %s",
-                   reference->text ? reference->text : "", reference->text ? reference->length : 0);
+        rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: %s%s", "a reference outside of it, ", reference->text,
+                   reference->length);
         return 0;
     }
     const uint32_t found = json_pointed(in->tree, in->root, reference);
     if (!found)
-        rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema refers to what it lacks: %s", reference->text, reference->length);
+        rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema %s: %s", "refers to what it lacks", reference->text, reference->length);
     return found;
 }
 
@@ -32,12 +32,11 @@ static uint32_t case_of(schema *in, uint32_t index)
 /* Types that the values of a schema may have. */
 static int values_of(schema *in, uint32_t index)
 {
-    bool several;
     int types = schema_types(in, index), found = 0;
-    uint32_t each = schema_listed(in, index, &several);
+    uint32_t each = schema_listed(in, index);
     if (!each)
         return types;
-    for (; each; each = several ? at(in, each)->next : 0)
+    for (; each; each = schema_next(in, each))
         found |= schema_type_of(in, each);
     return types & found;
 }
@@ -45,25 +44,23 @@ static int values_of(schema *in, uint32_t index)
 /* Whether no value matches both schemas, as far as their types, constants and required constant members tell. */
 static bool exclude(schema *in, uint32_t one, uint32_t other, int depth)
 {
-    bool several, none;
     if (++in->compared > MOST_COMPARED)
         return false;
-    uint32_t first = schema_listed(in, one = case_of(in, one), &several);
+    uint32_t first = schema_listed(in, one = case_of(in, one));
     int types = values_of(in, one), others = values_of(in, other = case_of(in, other));
     if (!(types & others))
         return true;
-    if (first && schema_listed(in, other, &none)) {
+    if (first && schema_listed(in, other)) {
         bool shared = false;
-        for (uint32_t each = first; each; each = several ? at(in, each)->next : 0)
+        for (uint32_t each = first; each; each = schema_next(in, each))
             shared |= schema_has_constant(in, other, each);
         return !shared;
     }
     if ((types & others) != T_OBJECT || depth > 4)
         return false;
-    uint32_t lists[] = {json_named(in->tree, one, "required"), json_named(in->tree, other, "required")};
-    uint32_t mine = json_named(in->tree, one, "properties"), theirs = json_named(in->tree, other, "properties");
-    for (uint32_t each = lists[0] && lists[1] && mine && theirs ? at(in, lists[0])->child : 0; each; each = at(in, each)->next)
-        for (uint32_t match = at(in, lists[1])->child; match; match = at(in, match)->next)
+    const uint32_t mine = json_named(in->tree, one, "properties"), theirs = json_named(in->tree, other, "properties");
+    for (uint32_t each = json_child(in->tree, one, "required"); each; each = at(in, each)->next)
+        for (uint32_t match = json_child(in->tree, other, "required"); match; match = at(in, match)->next)
             if (json_equal(in->tree, each, match)) {
                 const json_value *name = at(in, each);
                 uint32_t a = json_member(in->tree, mine, name->text, name->length), b = json_member(in->tree, theirs, name->text, name->length);
@@ -83,14 +80,14 @@ static void check_exclusive(schema *in, uint32_t list)
 
 static void check_keywords(schema *in, uint32_t index)
 {
-    static const char unknown[][22] = {
-        "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "contains", "propertyNames",
-        "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends", "disallow",
-    };
-    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
-        uint32_t found = json_named(in->tree, index, unknown[i]);
-        if (found && at(in, found)->kind != JSON_TRUE && !(at(in, found)->kind == JSON_OBJECT && !at(in, found)->count && i > 1))
-            schema_refuse(in, unknown[i]);
+    static const char unknown[] =
+        "not\0if\0dependentSchemas\0dependentRequired\0dependencies\0contains\0propertyNames\0unevaluatedProperties\0"
+        "unevaluatedItems\0$dynamicRef\0$recursiveRef\0extends\0disallow\0";
+    for (const char *each = unknown; *each; each += strlen(each) + 1) {
+        const uint32_t found = json_named(in->tree, index, each);
+        const bool idle = at(in, found)->kind == JSON_OBJECT && !at(in, found)->count && each > unknown + sizeof "not";
+        if (found && at(in, found)->kind != JSON_TRUE && !idle) /* `not` and `if` say something even if they are empty */
+            schema_refuse(in, each);
     }
 }
 
@@ -98,7 +95,7 @@ bool schema_complete(schema *in, conjunction *all)
 {
     for (uint32_t i = 0; i < all->count && !in->r->status;) {
         const uint32_t index = all->of[i].value, before = all->count;
-        uint32_t reference = json_named(in->tree, index, "$ref"), list = json_named(in->tree, index, "allOf");
+        uint32_t reference = json_named(in->tree, index, "$ref");
         if (at(in, index)->kind == JSON_FALSE)
             return false;
         if (at(in, index)->kind != JSON_OBJECT && at(in, index)->kind != JSON_TRUE)
@@ -106,7 +103,7 @@ bool schema_complete(schema *in, conjunction *all)
         check_keywords(in, index);
         if (reference && (reference = resolve(in, at(in, reference))))
             schema_join(in, all, reference, i);
-        for (uint32_t each = list ? at(in, list)->child : 0; each; each = at(in, each)->next)
+        for (uint32_t each = json_child(in->tree, index, "allOf"); each; each = at(in, each)->next)
             schema_join(in, all, each, i + all->count - before);
         i += all->count == before; /* otherwise the new ones come next, and this one again, which then adds none */
     }
@@ -150,7 +147,6 @@ void schema_choose(schema *in, const conjunction *all, uint32_t number, conjunct
 static uint32_t write_value(schema *in, conjunction *all)
 {
     rules *r = in->r;
-    bool several;
     const uint32_t choices = schema_complete(in, all) && !r->status ? schema_alternatives(in, all) : 0;
     uint32_t found = NEVER, from = all->count;
     int types = T_ALL;
@@ -165,11 +161,11 @@ static uint32_t write_value(schema *in, conjunction *all)
         if (at(in, all->of[i].value)->kind == JSON_FALSE)
             return NEVER;
         types &= schema_types(in, all->of[i].value);
-        if (from == all->count && schema_listed(in, all->of[i].value, &several))
+        if (from == all->count && schema_listed(in, all->of[i].value))
             from = i;
     }
     if (from < all->count) {
-        for (uint32_t each = schema_listed(in, all->of[from].value, &several); each && !r->status; each = several ? at(in, each)->next : 0) {
+        for (uint32_t each = schema_listed(in, all->of[from].value); each && !r->status; each = schema_next(in, each)) {
             bool may = true;
             for (uint32_t i = 0; i < all->count; i++)
                 may &= schema_fits(in, each, all->of[i].value);
@@ -198,7 +194,7 @@ void schema_begin(schema *in, rules *r, bool compact)
     in->known_count = in->written = in->used = in->compared = 0;
     in->blank = NEVER;
     for (int i = 0; i < 4; i++)
-        in->blank = rules_either(r, rules_byte(r, (uint8_t)spaces[i], (uint8_t)spaces[i], END), in->blank);
+        in->blank = rules_either(r, rules_char(r, (uint8_t)spaces[i], END), in->blank);
 }
 
 uint32_t schema_write(schema *in, const conjunction *of, uint32_t root, uint32_t next)

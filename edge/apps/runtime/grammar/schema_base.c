@@ -20,12 +20,12 @@ schema *schema_layout(arena *from)
 
 void schema_refuse(schema *in, const char *what)
 {
-    rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: %s", what, strlen(what));
+    rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: %s%s", what, "", 0);
 }
 
 void schema_malformed(schema *in, const char *what)
 {
-    rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema is malformed: %s", what, strlen(what));
+    rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema is malformed: %s%s", what, "", 0);
 }
 
 void schema_join(schema *in, conjunction *to, uint32_t index, uint32_t place)
@@ -100,14 +100,18 @@ int schema_type_named(const json_value *name)
     return 0;
 }
 
+uint32_t schema_next(const schema *in, uint32_t item)
+{
+    return at(in, item)->key ? 0 : at(in, item)->next;
+}
+
 int schema_types(schema *in, uint32_t index)
 {
-    uint32_t given = json_named(in->tree, index, "type");
-    if (!given)
-        return T_ALL;
-    const bool several = at(in, given)->kind == JSON_ARRAY;
-    int found = 0;
-    for (uint32_t each = several ? at(in, given)->child : given; each; each = several ? at(in, each)->next : 0) {
+    uint32_t each = json_named(in->tree, index, "type");
+    int found = each ? 0 : T_ALL;
+    if (at(in, each)->kind == JSON_ARRAY)
+        each = at(in, each)->child;
+    for (; each; each = schema_next(in, each)) {
         const int one = schema_type_named(at(in, each));
         if (!one)
             schema_malformed(in, "type");
@@ -116,11 +120,10 @@ int schema_types(schema *in, uint32_t index)
     return found;
 }
 
-uint32_t schema_listed(schema *in, uint32_t index, bool *several)
+uint32_t schema_listed(schema *in, uint32_t index)
 {
     uint32_t one = json_named(in->tree, index, "const"), list = json_named(in->tree, index, "enum");
-    *several = !one;
     if (!one && list && (at(in, list)->kind != JSON_ARRAY || !at(in, list)->count))
         schema_malformed(in, "enum");
-    return one ? one : list ? at(in, list)->child : 0;
+    return one ? one : at(in, list)->child;
 }

@@ -17,7 +17,7 @@ static bool item(schema *in, const conjunction *of, uint32_t place, conjunction 
             fixed = rest;
             rest = json_named(in->tree, index, "additionalItems");
         }
-        uint32_t each = fixed ? at(in, fixed)->child : 0;
+        uint32_t each = at(in, fixed)->child;
         for (uint32_t j = 0; each && j < place; j++)
             each = at(in, each)->next;
         each = each ? each : rest;
@@ -87,31 +87,25 @@ static member *name_member(schema *in, const char *text, uint32_t length)
 /* Lists the members by all objects' schemas. Returns whether others are forbidden because no schema speaks of them. */
 bool schema_list_members(schema *in, const conjunction *of)
 {
-    static const char speaking[][21] = {"additionalProperties", "patternProperties", "minProperties"};
     bool named = false, spoken = false;
     in->member_count = 0;
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t index = of->of[i].value, own = json_named(in->tree, index, "properties");
         named |= own != 0;
-        for (int j = 0; j < 3; j++)
-            spoken |= json_named(in->tree, index, speaking[j]) != 0;
+        spoken |= json_any(in->tree, index, "additionalProperties\0patternProperties\0minProperties\0") != 0;
         if (own && at(in, own)->kind != JSON_OBJECT)
             schema_malformed(in, "properties");
-        for (uint32_t each = own ? at(in, own)->child : 0; each && !in->r->status; each = at(in, each)->next)
+        for (uint32_t each = at(in, own)->child; each && !in->r->status; each = at(in, each)->next)
             name_member(in, at(in, each)->key, at(in, each)->key_length);
     }
-    for (uint32_t i = 0; i < of->count; i++) {
-        uint32_t list = json_named(in->tree, of->of[i].value, "required");
-        if (!list || at(in, list)->kind <= JSON_TRUE) /* true: of draft 3, within a property */
-            continue;
-        for (uint32_t each = at(in, list)->child; each && !in->r->status; each = at(in, each)->next) {
+    for (uint32_t i = 0; i < of->count; i++)
+        for (uint32_t each = json_child(in->tree, of->of[i].value, "required"); each && !in->r->status; each = at(in, each)->next) {
             member *found = at(in, each)->kind == JSON_STRING ? name_member(in, at(in, each)->text, at(in, each)->length) : NULL;
             if (found)
                 found->required = true;
             else
                 schema_malformed(in, "required");
         }
-    }
     return named && !spoken;
 }
 
@@ -122,9 +116,9 @@ bool schema_property(schema *in, const conjunction *of, const member *name, bool
     bool may = !closed || name;
     found->count = 0;
     for (uint32_t i = 0; i < of->count; i++) {
-        uint32_t index = of->of[i].value, own = json_named(in->tree, index, "properties"), each = 0;
-        if (own && name)
-            each = json_member(in->tree, own, name->text, name->length);
+        uint32_t index = of->of[i].value, each = 0;
+        if (name)
+            each = json_member(in->tree, json_named(in->tree, index, "properties"), name->text, name->length);
         if (!each)
             each = json_named(in->tree, index, "additionalProperties");
         if (each && at(in, each)->kind == JSON_FALSE)
@@ -187,7 +181,7 @@ static uint32_t further(schema *in, const conjunction *of, bool closed)
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t found = json_named(in->tree, of->of[i].value, "patternProperties");
         spoken |= json_named(in->tree, of->of[i].value, "additionalProperties") != 0;
-        if (!found || !at(in, found)->count)
+        if (!at(in, found)->count)
             continue;
         if (patterns || in->member_count || at(in, found)->count > 1)
             schema_refuse(in, "patternProperties beside other keys");

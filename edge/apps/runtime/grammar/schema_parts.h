@@ -47,7 +47,7 @@ static inline const json_value *at(const schema *in, uint32_t index)
 
 static inline uint32_t mark(schema *in, char c, uint32_t next)
 {
-    return rules_byte(in->r, (uint8_t)c, (uint8_t)c, next);
+    return rules_char(in->r, (uint8_t)c, next);
 }
 
 static inline uint32_t blanks(schema *in, uint32_t next)
@@ -63,8 +63,7 @@ static inline uint32_t separator(schema *in, char c, uint32_t next)
 
 static inline bool is_true(const schema *in, uint32_t index, const char *key)
 {
-    uint32_t found = json_named(in->tree, index, key);
-    return found && at(in, found)->kind == JSON_TRUE;
+    return at(in, json_named(in->tree, index, key))->kind == JSON_TRUE;
 }
 
 /* Begins to read schemas within in->tree, as JSON with these blanks. */
@@ -97,8 +96,9 @@ static inline uint32_t value(schema *in, const conjunction *of, uint32_t next)
 
 int schema_type_named(const json_value *name);           /* 0: there is none of this name */
 int schema_types(schema *in, uint32_t index);            /* by its `type` */
-/* Values of `enum`, or the one of `const`: the first, and whether others follow. 0: the schema has neither. */
-uint32_t schema_listed(schema *in, uint32_t index, bool *several);
+/* The first of the values of `enum`, or the one of `const`; 0: the schema has neither. */
+uint32_t schema_listed(schema *in, uint32_t index);
+uint32_t schema_next(const schema *in, uint32_t item); /* the item behind it; 0 for the value of a keyword, which is alone */
 
 /* schema_scalars.c */
 uint32_t schema_name(schema *in, const char *text, uint32_t length, uint32_t next); /* a string in JSON */

@@ -67,7 +67,7 @@ static void tighten(schema *in, uint32_t index, const char *key, bool excluded, 
 {
     bound read;
     uint32_t found = json_named(in->tree, index, key);
-    if (!found || at(in, found)->kind <= JSON_TRUE) /* true, false: of draft 4 */
+    if (at(in, found)->kind <= JSON_TRUE) /* true, false: of draft 4 */
         return;
     if (at(in, found)->kind != JSON_NUMBER)
         schema_malformed(in, key);
@@ -171,7 +171,7 @@ static bool read_format(schema *in, const json_value *name)
             return true;
         }
     }
-    rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: format %s", name->text ? name->text : "", name->length);
+    rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: %s%s", "format ", name->text, name->length);
     return false;
 }
 
@@ -217,8 +217,7 @@ uint32_t schema_text(schema *in, const conjunction *of, uint32_t next)
 
 bool schema_has_constant(schema *in, uint32_t index, uint32_t wanted)
 {
-    bool several;
-    for (uint32_t each = schema_listed(in, index, &several); each; each = several ? at(in, each)->next : 0)
+    for (uint32_t each = schema_listed(in, index); each; each = schema_next(in, each))
         if (json_equal(in->tree, each, wanted))
             return true;
     return false;
@@ -226,22 +225,21 @@ bool schema_has_constant(schema *in, uint32_t index, uint32_t wanted)
 
 bool schema_fits(schema *in, uint32_t wanted, uint32_t index)
 {
-    static const struct { uint8_t kind; char key[21]; } others[] = { /* which are not looked at */
-        {JSON_STRING, "pattern"}, {JSON_STRING, "format"}, {JSON_NUMBER, "multipleOf"},
-        {JSON_ARRAY, "items"}, {JSON_ARRAY, "prefixItems"}, {JSON_ARRAY, "additionalItems"}, {JSON_ARRAY, "minItems"},
-        {JSON_ARRAY, "maxItems"}, {JSON_ARRAY, "uniqueItems"},
-        {JSON_OBJECT, "properties"}, {JSON_OBJECT, "patternProperties"}, {JSON_OBJECT, "additionalProperties"},
-        {JSON_OBJECT, "required"}, {JSON_OBJECT, "minProperties"}, {JSON_OBJECT, "maxProperties"},
-    };
     const json_value *it = at(in, wanted);
-    bool several;
+    const char *others = ""; /* which are not looked at */
     bound own, low = {0}, high = {0};
-    if (!(schema_types(in, index) & schema_type_of(in, wanted))
-        || (schema_listed(in, index, &several) && !schema_has_constant(in, index, wanted)))
+    if (!(schema_types(in, index) & schema_type_of(in, wanted)) || (schema_listed(in, index) && !schema_has_constant(in, index, wanted)))
         return false;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (it->kind == others[i].kind && json_named(in->tree, index, others[i].key))
-            schema_refuse(in, "enum or const beside other keywords");
+    if (it->kind == JSON_STRING)
+        others = "pattern\0format\0";
+    else if (it->kind == JSON_NUMBER)
+        others = "multipleOf\0";
+    else if (it->kind == JSON_ARRAY)
+        others = "items\0prefixItems\0additionalItems\0minItems\0maxItems\0uniqueItems\0";
+    else if (it->kind == JSON_OBJECT)
+        others = "properties\0patternProperties\0additionalProperties\0required\0minProperties\0maxProperties\0";
+    if (json_any(in->tree, index, others))
+        schema_refuse(in, "enum or const beside other keywords");
     if (it->kind == JSON_NUMBER && bound_read(&own, it->text, it->length, false)) {
         bounds_of(in, index, &low, &high);
         int below = low.set ? bound_compare(&own, &low) : 1, above = high.set ? bound_compare(&own, &high) : -1;

@@ -27,8 +27,7 @@ static uint32_t single(const conjunction *of)
 
 static bool has_type(const call_writer *w, uint32_t shape, const char *type)
 {
-    const uint32_t found = shape ? json_named(w->in->tree, shape, "type") : 0;
-    return found && json_is(value_at(w, found), type);
+    return json_is(value_at(w, json_named(w->in->tree, shape, "type")), type);
 }
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
@@ -36,7 +35,7 @@ static bool has_type(const call_writer *w, uint32_t shape, const char *type)
 static uint32_t tag(call_writer *w, const field *of, uint32_t next)
 {
     static const char closing[] = "\n</parameter>\n";
-    const uint32_t shape = single(&of->of), listed = shape ? json_named(w->in->tree, shape, "enum") : 0;
+    const uint32_t shape = single(&of->of), listed = json_named(w->in->tree, shape, "enum");
     const uint32_t behind = call_word(w, closing, next);
     uint32_t found = NEVER;
     if (listed && has_type(w, shape, "string"))
@@ -56,7 +55,7 @@ static uint32_t tag(call_writer *w, const field *of, uint32_t next)
 static uint32_t python_value(call_writer *w, const conjunction *of, uint32_t next)
 {
     const uint32_t shape = single(of);
-    if (has_type(w, shape, "boolean") && !json_named(w->in->tree, shape, "enum") && !json_named(w->in->tree, shape, "const"))
+    if (has_type(w, shape, "boolean") && !json_any(w->in->tree, shape, "enum\0const\0"))
         return rules_either(w->r, call_word(w, "True", next), call_word(w, "False", next));
     if (has_type(w, shape, "null"))
         return call_word(w, "None", next);
@@ -99,28 +98,25 @@ static uint32_t brace_value(call_writer *w, uint32_t shape, int type, uint32_t n
     const json_tree *tree = w->in->tree;
     const span quote = w->choice->form->quote;
     const uint32_t reference = json_named(tree, shape, "$ref"), stated = type ? 0 : json_named(tree, shape, "type");
-    bool several;
     uint32_t found = NEVER, each;
     if (w->r->status)
         return NEVER;
-    if (!type && reference && value_at(w, reference)->kind == JSON_STRING)
+    if (!type && value_at(w, reference)->kind == JSON_STRING)
         return referred(w, reference, next);
-    if ((each = schema_listed(w->in, shape, &several))) {
-        for (; each; each = several ? value_at(w, each)->next : 0)
+    if ((each = schema_listed(w->in, shape))) {
+        for (; each; each = schema_next(w->in, each))
             found = rules_either(w->r, found, constant(w, each, next));
         return found;
     }
-    if (stated && value_at(w, stated)->kind == JSON_ARRAY) {
+    if (value_at(w, stated)->kind == JSON_ARRAY) {
         for (each = value_at(w, stated)->child; each; each = value_at(w, each)->next)
             if ((type = schema_type_named(value_at(w, each))))
                 found = rules_either(w->r, found, brace_value(w, shape, type, next));
         return found;
     }
-    for (int i = 0; i < 2 && !stated && !type; i++) {
-        const uint32_t list = json_named(tree, shape, i ? "oneOf" : "anyOf");
-        for (each = list ? value_at(w, list)->child : 0; each; each = value_at(w, each)->next)
+    for (int i = 0; i < 2 && !stated && !type; i++)
+        for (each = json_child(tree, shape, i ? "oneOf" : "anyOf"); each; each = value_at(w, each)->next)
             found = rules_either(w->r, found, brace_value(w, each, 0, next));
-    }
     if (found != NEVER)
         return found;
     const conjunction own = {{{shape, 0}}, 1};
@@ -128,7 +124,7 @@ static uint32_t brace_value(call_writer *w, uint32_t shape, int type, uint32_t n
         schema_malformed(w->in, "type");
         return NEVER;
     }
-    if (type == T_OBJECT || json_named(tree, shape, "properties") || json_named(tree, shape, "allOf"))
+    if (type == T_OBJECT || json_any(tree, shape, "properties\0allOf\0"))
         return braces(w, &own, next);
     if (!type || type == T_STRING) {
         found = call_has_mark(w, quote) ? call_text(w, call_mark_rule(w, quote, next)) : call_until(w, quote, false, next);

@@ -7,7 +7,7 @@
 
 static bool is(span mark, const char *text)
 {
-    return mark.length == strlen(text) && !memcmp(mark.bytes, text, mark.length);
+    return is_same(mark.bytes, mark.length, text);
 }
 
 static reading_result begin(call_reader *in, const void *name, size_t length)
@@ -60,17 +60,13 @@ static reading_result json_call(call_reader *in)
     bool early = false; /* arguments were read before the name */
     int byte;
     TRY(expect(in, "{", 1));
-    TRY(skip_blanks(in));
-    for (;;) {
-        NEXT(in, byte);
-        if (byte == '}')
-            break;
+    SKIP_BLANKS(in, byte);
+    while (byte != '}') {
         TRY(read_short(in, key, &length));
         const span found = {key, (uint32_t)length};
-        TRY(skip_blanks(in));
+        SKIP_BLANKS(in, byte);
         TRY(expect(in, ":", 1));
-        TRY(skip_blanks(in));
-        NEXT(in, byte);
+        SKIP_BLANKS(in, byte);
         const bool unopened = !in->open && !early;
         if ((is(found, "name") || is(found, "function")) && byte == '"' && !name_length) {
             TRY(read_short(in, name, &name_length));
@@ -98,12 +94,10 @@ static reading_result json_call(call_reader *in)
         } else {
             TRY(read_json(in, false, 0));
         }
-        TRY(skip_blanks(in));
-        NEXT(in, byte);
+        SKIP_BLANKS(in, byte);
         if (byte == ',') {
             in->at++;
-            TRY(skip_blanks(in));
-            NEXT(in, byte);
+            SKIP_BLANKS(in, byte);
             if (byte != '"')
                 return READ_OTHER;
         } else if (byte != '}') {
@@ -160,8 +154,7 @@ static reading_result headed_call(call_reader *in)
         in->at++;
         length++;
     }
-    TRY(skip_blanks(in));
-    NEXT(in, byte);
+    SKIP_BLANKS(in, byte);
     if (byte != '{')
         return READ_OTHER;
     for (length = 0; header[length] != '<' && header[length] > ' ';)
@@ -185,31 +178,25 @@ static uint32_t property_of(const json_tree *tree, uint32_t root, uint32_t schem
     }
     if (depth > DEEPEST_REFERENCES)
         return count;
-    if ((each = json_named(tree, schema, "$ref")) && (each = json_pointed(tree, root, tree->values + each)))
+    if ((each = json_pointed(tree, root, tree->values + json_named(tree, schema, "$ref"))))
         count += property_of(tree, root, each, key, depth + 1, found);
-    for (int i = 0; i < 3; i++) {
-        const uint32_t list = json_named(tree, schema, joining[i]);
-        for (each = list ? tree->values[list].child : 0; each; each = tree->values[each].next) {
+    for (int i = 0; i < 3; i++)
+        for (each = json_child(tree, schema, joining[i]); each; each = tree->values[each].next) {
             const uint32_t before = count;
             count += property_of(tree, root, each, key, depth + 1, found);
             if (i && count && (before || count > before)) /* of alternatives, the first with others or with the property */
                 break;
         }
-    }
     return count;
 }
 
 /* Whether a value in tags is its text as it stands, as `is_text` of edge/json_schema.py. */
 bool tag_has_text(const json_tree *tree, uint32_t shape)
 {
-    static const char otherwise[][6] = {"anyOf", "oneOf", "allOf", "enum", "$ref", "const"};
     const uint32_t type = json_named(tree, shape, "type");
-    if (!shape || tree->values[shape].kind != JSON_OBJECT)
+    if (tree->values[shape].kind != JSON_OBJECT)
         return true;
-    bool other = false;
-    for (size_t i = 0; i < sizeof otherwise / sizeof *otherwise; i++)
-        other |= json_named(tree, shape, otherwise[i]) != 0;
-    return type ? json_is(tree->values + type, "string") : !other;
+    return type ? json_is(tree->values + type, "string") : !json_any(tree, shape, "anyOf\0oneOf\0allOf\0enum\0$ref\0const\0");
 }
 
 static reading_result tag_value(call_reader *in, bool text)
@@ -235,9 +222,7 @@ static reading_result tag_value(call_reader *in, bool text)
         if (known)
             return give_word(in, known);
     }
-    TRY(give_word(in, "\""));
-    TRY(give_quoted(in, value, length));
-    return give_word(in, "\"");
+    return give_string(in, value, length);
 }
 
 static reading_result tagged_call(call_reader *in, bool begun)
@@ -256,7 +241,7 @@ static reading_result tagged_call(call_reader *in, bool begun)
     const json_tree *tree = in->tools->tree;
     const uint32_t schema = json_named(tree, in->open, "parameters");
     TRY(give_word(in, "{"));
-    TRY(skip_blanks(in));
+    SKIP_BLANKS(in, byte);
     for (bool first = true;; first = false) {
         TRY(expect(in, "<", 1));
         NEXT(in, byte);
@@ -264,14 +249,14 @@ static reading_result tagged_call(call_reader *in, bool begun)
             break;
         TRY(expect(in, "parameter=", 10));
         TRY(read_until(in, '>', &key, &length));
-        TRY(give_word(in, first ? "\"" : ", \""));
-        TRY(give_quoted(in, key, length));
-        TRY(give_word(in, "\": "));
+        TRY(give_word(in, first ? "" : ", "));
+        TRY(give_string(in, key, length));
+        TRY(give_word(in, ": "));
         uint32_t property = 0;
         const span wanted = {(const char *)key, (uint32_t)length};
-        const uint32_t count = schema ? property_of(tree, schema, schema, wanted, 0, &property) : 0;
+        const uint32_t count = property_of(tree, schema, schema, wanted, 0, &property);
         TRY(tag_value(in, count < 2 && tag_has_text(tree, property)));
-        TRY(skip_blanks(in));
+        SKIP_BLANKS(in, byte);
     }
     TRY(expect(in, "/function>", 10));
     TRY(give_word(in, "}"));
@@ -300,13 +285,11 @@ static reading_result python_calls(call_reader *in, bool listed)
         in->at++;
     }
     for (;;) {
-        TRY(skip_blanks(in));
-        NEXT(in, byte);
+        SKIP_BLANKS(in, byte);
         if (listed && byte == ']')
             break;
         TRY(literal_call(in, '(', ')', '='));
-        TRY(skip_blanks(in));
-        NEXT(in, byte);
+        SKIP_BLANKS(in, byte);
         if (listed && byte == ',')
             in->at++;
         else if (!listed)
@@ -327,24 +310,20 @@ static reading_result json_calls(call_reader *in)
     if (byte != '[') {
         do { /* several objects between one pair of marks */
             TRY(json_call(in));
-            TRY(skip_blanks(in));
-            NEXT(in, byte);
+            SKIP_BLANKS(in, byte);
         } while (byte == '{');
         return READ_FINE;
     }
     in->at++;
-    TRY(skip_blanks(in));
-    NEXT(in, byte);
+    SKIP_BLANKS(in, byte);
     if (((byte | 32) >= 'a' && (byte | 32) <= 'z' && byte >= 0) || byte == '_')
         return python_calls(in, true);
     while (byte != ']') {
         TRY(json_call(in));
-        TRY(skip_blanks(in));
-        NEXT(in, byte);
+        SKIP_BLANKS(in, byte);
         if (byte == ',') {
             in->at++;
-            TRY(skip_blanks(in));
-            NEXT(in, byte);
+            SKIP_BLANKS(in, byte);
         } else if (byte != ']') {
             return READ_OTHER;
         }
@@ -357,8 +336,7 @@ static reading_result json_calls(call_reader *in)
 static reading_result close(call_reader *in, span closing)
 {
     int byte;
-    TRY(skip_blanks(in));
-    NEXT(in, byte);
+    SKIP_BLANKS(in, byte);
     if (byte != (uint8_t)closing.bytes[0])
         return READ_FINE;
     for (uint32_t i = 0; i < closing.length; i++) {
@@ -374,8 +352,7 @@ static reading_result read_body(call_reader *in, span mark)
     int byte;
     if (is(mark, "<function="))
         return tagged_call(in, true);
-    TRY(skip_blanks(in));
-    NEXT(in, byte);
+    SKIP_BLANKS(in, byte);
     if (byte == '{' || (in->form->body == CALL_JSON && byte == '['))
         return json_calls(in);
     switch (in->form->body) {

@@ -3,7 +3,6 @@
 
 #include "call_reader.h"
 #include "json.h"
-#include "rules.h"
 #include "utf8.h"
 
 static bool is_space(uint32_t point) /* as str.strip has them */
@@ -39,7 +38,7 @@ const char *literal_of(const uint8_t *text, size_t length)
 {
     static const char written[][6] = {"True", "False", "None", "true", "false", "null"};
     for (int i = 0; i < 6; i++)
-        if (length == strlen(written[i]) && !memcmp(text, written[i], length))
+        if (is_same(text, length, written[i]))
             return written[3 + i % 3];
     return NULL;
 }
@@ -84,15 +83,14 @@ static reading_result read_quoted(call_reader *in)
     const span mark = in->form->quote;
     int quote, byte, behind;
     NEXT(in, quote);
-    TRY(give_word(in, "\""));
     if (mark.length && quote == (uint8_t)mark.bytes[0]) {
         const uint8_t *text;
         size_t length;
         TRY(expect(in, mark.bytes, mark.length));
         TRY(find_mark(in, mark, &text, &length));
-        TRY(give_quoted(in, text, length));
-        return give_word(in, "\"");
+        return give_string(in, text, length);
     }
+    TRY(give_word(in, "\""));
     for (in->at++;;) {
         NEXT(in, byte);
         const uint8_t *at = in->text + in->at;
@@ -121,22 +119,21 @@ static reading_result read_literal(call_reader *in, int depth);
 static reading_result read_field(call_reader *in, char assign, int depth)
 {
     bool quoted;
+    int byte;
     TRY(begins_quoted(in, &quoted));
     if (quoted) {
         TRY(read_quoted(in));
-        TRY(skip_blanks(in));
+        SKIP_BLANKS(in, byte);
         TRY(expect(in, &assign, 1));
     } else {
         const uint8_t *key;
         size_t length;
         TRY(read_until(in, assign, &key, &length));
         trim_text(&key, &length);
-        TRY(give_word(in, "\""));
-        TRY(give_quoted(in, key, length));
-        TRY(give_word(in, "\""));
+        TRY(give_string(in, key, length));
     }
     TRY(give_word(in, ": "));
-    TRY(skip_blanks(in));
+    SKIP_BLANKS(in, byte);
     return read_literal(in, depth + 1);
 }
 
@@ -144,21 +141,17 @@ static reading_result read_field(call_reader *in, char assign, int depth)
 static reading_result read_items(call_reader *in, char closing, char assign, int depth)
 {
     int byte;
-    TRY(skip_blanks(in));
-    for (bool first = true;; first = false) {
-        NEXT(in, byte);
-        if (byte == closing)
-            break;
+    SKIP_BLANKS(in, byte);
+    for (bool first = true; byte != closing; first = false) {
         if (!first) {
             TRY(expect(in, ",", 1));
-            TRY(skip_blanks(in));
-            NEXT(in, byte);
+            SKIP_BLANKS(in, byte);
             if (byte == closing)
                 break;
             TRY(give_word(in, ", "));
         }
         TRY(assign ? read_field(in, assign, depth) : read_literal(in, depth + 1));
-        TRY(skip_blanks(in));
+        SKIP_BLANKS(in, byte);
     }
     in->at++;
     return READ_FINE;
@@ -208,7 +201,5 @@ static reading_result read_literal(call_reader *in, int depth)
         return give_word(in, known);
     if (json_is_number((const char *)word, length))
         return give_json(in, (const char *)word, length);
-    TRY(give_word(in, "\""));
-    TRY(give_quoted(in, word, length));
-    return give_word(in, "\"");
+    return give_string(in, word, length);
 }

@@ -24,9 +24,11 @@ typedef struct {
 } call_reader;
 
 #define TRY(step) do { reading_result result_ = (step); if (result_) return result_; } while (0)
-/* The next byte, -1 at the end. */
-#define NEXT(in, byte) do { if ((in)->at == (in)->count && !(in)->ended) return READ_MORE; \
-    (byte) = (in)->at < (in)->count ? (in)->text[(in)->at] : -1; } while (0)
+enum { TEXT_ENDS = -1, TEXT_WAITS = -2 }; /* in place of a byte: nothing follows; more must come first */
+int next_byte(const call_reader *in);
+int behind_blanks(call_reader *in); /* skips blanks; the byte behind them */
+#define NEXT(in, byte) do { if (((byte) = next_byte(in)) == TEXT_WAITS) return READ_MORE; } while (0)
+#define SKIP_BLANKS(in, byte) do { if (((byte) = behind_blanks(in)) == TEXT_WAITS) return READ_MORE; } while (0)
 
 static inline bool is_blank(int byte)
 {
@@ -37,10 +39,10 @@ reading_result read_calls(call_reader *in, span mark); /* reads the calls behind
 
 /* Of call_values.c. */
 reading_result expect(call_reader *in, const char *text, size_t length);
-reading_result skip_blanks(call_reader *in);
 reading_result give_json(call_reader *in, const char *text, size_t length); /* adds to the arguments of the call */
 reading_result give_word(call_reader *in, const char *text);           /* which ends with \0 */
 reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length); /* as within quotation marks in JSON */
+reading_result give_string(call_reader *in, const uint8_t *text, size_t length); /* with the marks */
 /* Reads a name up to the character `mark`, and takes the mark, too. */
 reading_result read_until(call_reader *in, char mark, const uint8_t **name, size_t *length);
 /* Finds a mark and takes it; *length: bytes of the text before it. */

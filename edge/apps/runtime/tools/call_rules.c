@@ -24,19 +24,17 @@ static span name_of(const call_writer *w, uint32_t function)
 /* The schemas of a function's arguments: an object, which has none unless the schema speaks of them. */
 static void arguments_of(call_writer *w, uint32_t function, conjunction *found)
 {
-    static const char speaking[][21] = {"properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"};
     static const char object[] = "{\"type\": \"object\"}", empty[] = "{\"type\": \"object\", \"properties\": {}}";
+    static const char speaking[] = "properties\0additionalProperties\0patternProperties\0$ref\0allOf\0anyOf\0oneOf\0";
     json_tree *tree = w->in->tree;
     const uint32_t stated = json_named(tree, function, "parameters");
-    bool speaks = false;
+    const bool speaks = json_any(tree, stated, speaking);
     uint32_t added = 0;
-    for (size_t i = 0; i < sizeof speaking / sizeof *speaking; i++)
-        speaks |= json_named(tree, stated, speaking[i]) != 0;
     edge_status status = json_add(tree, speaks ? object : empty, speaks ? sizeof object - 1 : sizeof empty - 1, &added, w->r->error);
     if (status && !w->r->status)
         w->r->status = status;
     found->count = 0;
-    if (stated && tree->values[stated].kind == JSON_OBJECT)
+    if (tree->values[stated].kind == JSON_OBJECT)
         found->of[found->count++] = (joined){stated, 0};
     found->of[found->count++] = (joined){added, 0};
     w->root = w->in->root = found->of[0].value;

@@ -3,8 +3,20 @@
 
 #include "call_reader.h"
 #include "json.h"
-#include "rules.h"
 #include "utf8.h"
+
+int next_byte(const call_reader *in)
+{
+    return in->at < in->count ? in->text[in->at] : in->ended ? TEXT_ENDS : TEXT_WAITS;
+}
+
+int behind_blanks(call_reader *in)
+{
+    int byte;
+    while (is_blank(byte = next_byte(in)))
+        in->at++;
+    return byte;
+}
 
 reading_result expect(call_reader *in, const char *text, size_t length)
 {
@@ -15,15 +27,6 @@ reading_result expect(call_reader *in, const char *text, size_t length)
             return READ_OTHER;
     }
     return READ_FINE;
-}
-
-reading_result skip_blanks(call_reader *in)
-{
-    for (int byte;; in->at++) {
-        NEXT(in, byte);
-        if (!is_blank(byte))
-            return READ_FINE;
-    }
 }
 
 reading_result give_json(call_reader *in, const char *text, size_t length)
@@ -59,6 +62,13 @@ reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length)
             TRY(give_json(in, (const char *)text + i, 1));
     }
     return READ_FINE;
+}
+
+reading_result give_string(call_reader *in, const uint8_t *text, size_t length)
+{
+    TRY(give_word(in, "\""));
+    TRY(give_quoted(in, text, length));
+    return give_word(in, "\"");
 }
 
 reading_result read_until(call_reader *in, char mark, const uint8_t **name, size_t *length)
@@ -143,11 +153,6 @@ static reading_result pass_blanks(call_reader *in, bool kept)
     }
 }
 
-static bool is_word(const uint8_t *text, size_t length, const char *word)
-{
-    return length == strlen(word) && !memcmp(text, word, length);
-}
-
 reading_result read_json(call_reader *in, bool kept, int depth)
 {
     int byte;
@@ -166,7 +171,7 @@ reading_result read_json(call_reader *in, bool kept, int depth)
         }
         const size_t length = (size_t)(in->text + in->at - word);
         if ((byte < 0 && !in->strict) || length > LONGEST_CALL_NAME || byte >= 0x80
-            || !(is_word(word, length, "true") || is_word(word, length, "false") || is_word(word, length, "null") || json_is_number((const char *)word, length)))
+            || !(is_same(word, length, "true") || is_same(word, length, "false") || is_same(word, length, "null") || json_is_number((const char *)word, length)))
             return READ_OTHER;
         return keep(in, kept, word, length);
     }
@@ -258,10 +263,10 @@ reading_result read_short(call_reader *in, char *out, size_t *length)
 bool is_json(const uint8_t *text, size_t length, uint8_t *first)
 {
     call_reader in = {.text = text, .count = length, .ended = true, .strict = true};
-    skip_blanks(&in);
+    behind_blanks(&in);
     *first = in.at < length ? text[in.at] : 0;
     if (read_json(&in, false, 0))
         return false;
-    skip_blanks(&in);
+    behind_blanks(&in);
     return in.at == length;
 }

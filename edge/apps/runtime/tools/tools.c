@@ -49,27 +49,29 @@ static bool is_name(const json_value *it)
 /* Checks a tool as edge/model/chat/messages.py does. */
 static edge_status check_tool(const json_tree *tree, uint32_t tool, uint32_t number, edge_error *error)
 {
-    static const char elsewhere[][6] = {"$ref", "allOf", "anyOf", "oneOf"};
-    const uint32_t function = tool_function(tree, tool), name = json_named(tree, function, "name");
-    const uint32_t kind = json_named(tree, tool, "type"), parameters = json_named(tree, function, "parameters");
-    if (tree->values[tool].kind != JSON_OBJECT || tree->values[function].kind != JSON_OBJECT)
-        return refuse(error, EDGE_BAD_ARGUMENT, number, "it must be an object with a function");
-    if (kind && !json_is(tree->values + kind, "function"))
-        return refuse(error, EDGE_BAD_ARGUMENT, number, "its type is not function: only functions are supported");
-    if (!name || !is_name(tree->values + name))
-        return refuse(error, EDGE_BAD_ARGUMENT, number, "the name of its function must have letters, digits, _, -, . and the like");
-    if (parameters && tree->values[parameters].kind != JSON_OBJECT && tree->values[parameters].kind != JSON_NULL)
-        return refuse(error, EDGE_BAD_ARGUMENT, number, "its parameters must be a JSON schema");
-    for (size_t i = 0; parameters && i < sizeof elsewhere / sizeof *elsewhere; i++)
-        if (json_named(tree, parameters, elsewhere[i]) && !json_named(tree, parameters, "properties"))
-            return refuse(error, EDGE_UNSUPPORTED, number, "its parameters have no properties of their own, beside $ref, allOf, anyOf or oneOf");
-    return EDGE_OK;
+    const json_value *values = tree->values;
+    const uint32_t function = tool_function(tree, tool), kind = json_named(tree, tool, "type");
+    const uint32_t parameters = json_named(tree, function, "parameters");
+    edge_status status = EDGE_BAD_ARGUMENT;
+    const char *why = NULL;
+    if (values[tool].kind != JSON_OBJECT || values[function].kind != JSON_OBJECT)
+        why = "it must be an object with a function";
+    else if (kind && !json_is(values + kind, "function"))
+        why = "its type is not function: only functions are supported";
+    else if (!is_name(values + json_named(tree, function, "name")))
+        why = "the name of its function must have letters, digits, _, -, . and the like";
+    else if (values[parameters].kind != JSON_OBJECT && values[parameters].kind != JSON_NULL)
+        why = "its parameters must be a JSON schema";
+    else if (json_any(tree, parameters, "$ref\0allOf\0anyOf\0oneOf\0") && !json_named(tree, parameters, "properties")) {
+        why = "its parameters have no properties of their own, beside $ref, allOf, anyOf or oneOf";
+        status = EDGE_UNSUPPORTED;
+    }
+    return why ? refuse(error, status, number, why) : EDGE_OK;
 }
 
 static bool is_strict(const json_tree *tree, uint32_t tool)
 {
-    const uint32_t strict = json_named(tree, tool_function(tree, tool), "strict");
-    return strict && tree->values[strict].kind != JSON_NULL && tree->values[strict].kind != JSON_FALSE;
+    return tree->values[json_named(tree, tool_function(tree, tool), "strict")].kind > JSON_FALSE;
 }
 
 static edge_status read_tools(tools *t, const char *text, size_t length, edge_error *error)

@@ -64,9 +64,8 @@ static void escape(prompt_text *to, uint32_t point, bool trusted, const char *ki
 
 void write_escaped(prompt_text *to, enum written_as written, const char *text, size_t length, bool trusted)
 {
-    static const char json[] = "\b\f\n\r\t\"\\", json_names[] = "bfnrt\"\\", python[] = "\n\r\t\\'", python_names[] = "nrt\\'";
+    static const char python[] = "\n\r\t\\'", python_names[] = "nrt\\'";
     const bool as_python = written == WRITTEN_REPR;
-    const char *meant = as_python ? python : json, *names = as_python ? python_names : json_names;
     if (written == WRITTEN_AS_IS) {
         prompt_put(to, text, length, trusted);
         return;
@@ -75,9 +74,10 @@ void write_escaped(prompt_text *to, enum written_as written, const char *text, s
         uint32_t point;
         bool whole;
         size = utf8_read((const uint8_t *)text + i, length - i, &point, &whole);
-        const char *known = point ? point < 0x80 ? strchr(meant, (int)point) : NULL : NULL;
-        const char pair[] = {'\\', known ? names[known - meant] : 0};
-        if (known)
+        const char *known = as_python && point && point < 0x80 ? strchr(python, (int)point) : NULL;
+        const char letter = known ? python_names[known - python] : as_python || point > 0x7F ? 0 : json_letter((int)point);
+        const char pair[] = {'\\', letter};
+        if (letter)
             prompt_put(to, pair, 2, trusted);
         else if (as_python && (point < 0x20 || (point >= 0x7F && point <= 0xA0) || point == 0xAD))
             escape(to, point, trusted, "x", 2);
@@ -158,7 +158,7 @@ static void value(describer *d, uint32_t index, int depth)
 
 static bool is_key(const json_value *it, const char *name)
 {
-    return it->key_length == strlen(name) && !memcmp(it->key, name, it->key_length);
+    return is_same(it->key, it->key_length, name);
 }
 
 static void parameters(describer *d, uint32_t index, int depth)
