@@ -73,6 +73,7 @@ class ToolParser:
         self._literals = Literals(self._scan, self._give, form.quote)
         self._open: int | None = None  # index of the call that has begun
         self._plain = True  # nothing but blanks and calls so far
+        self._whole = False  # the newest calls lack at most their closing
         self._cut = False  # the text ended before its writer did
         self._machine = self._read()
         next(self._machine)
@@ -92,6 +93,11 @@ class ToolParser:
                 self._machine.send("")
         except StopIteration:
             return self._taken()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text ended with calls of which only the closing may be missing."""
+        return self._whole and self._plain
 
     def _taken(self) -> list[Event]:
         found, self._events = merged(self._events), []
@@ -154,17 +160,19 @@ class ToolParser:
     def _try(self, mark: str) -> Chars:
         """Read calls after their mark; if they are none, read the characters again as text."""
         self._scan.raw = [mark]
-        before = self.calls
+        before, self._whole = self.calls, False
         try:
             yield from self._calls(mark)
             if self.calls == before:
                 raise OtherFormError  # an empty list
+            self._whole = True
         except OtherFormError:
             if self._open is not None:
                 self._events.append(CallCut(self._open))
                 self._open, self._scan.raw = None, None
                 yield from self._skip()
             elif mark and self._cut and not self._form.begins:
+                self._whole = self.calls > before and not "".join(self._scan.raw or ()).strip(BLANKS)
                 self._scan.raw = None
             else:  # not a call: read its characters again, as text
                 raw = self._scan.raw or []

@@ -112,6 +112,16 @@ def test_call_that_is_cut_is_not_reported(speaks: Speak, count: int) -> None:
     assert text.startswith("One moment."[: len(text)])
 
 
+@pytest.mark.parametrize(("missing", "reason"), [
+    ("<|im_end|>", "tool_calls"), ("</tool_call><|im_end|>", "tool_calls"), ("}\n</tool_call><|im_end|>", "length"),
+])  # fmt: skip
+def test_call_that_is_cut_in_its_tail_is_whole(speaks: Speak, missing: str, reason: str) -> None:
+    count = opened().tokenizer.encode(ANSWER.removesuffix(missing), special=True).size
+    with speaks((size(MESSAGES), ANSWER)) as session:
+        session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=count)
+        assert session.report.stop_reason == reason
+
+
 def test_thoughts_leave_room_for_forced_call(speaks: Speak) -> None:
     pytest.importorskip("llguidance")
     with speaks((size(MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:

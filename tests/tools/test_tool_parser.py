@@ -234,6 +234,18 @@ def test_mark_of_cut_call_is_no_text(text: str) -> None:
         assert merged([*parser.feed(text), *parser.finish(cut=cut)]) == expected
 
 
+@pytest.mark.parametrize(("name", "text", "whole"), [
+    ("hermes", HERMES_CALL[:-13], True), ("hermes", HERMES_CALL[:-14], False), ("hermes", HERMES_CALL[:-3], True),
+    ("hermes", f"{HERMES_CALL}\n<tool_call>", False), ("hermes", f"{HERMES_CALL} Done", False),
+    ("lfm2", '<|tool_call_start|>[time(zone="CET")', True), ("lfm2", '<|tool_call_start|>[time(zone="CET"), t', False),
+])  # fmt: skip
+def test_whole_calls_may_lack_their_closing(name: str, text: str, whole: bool) -> None:
+    parser = ToolParser(FORMS[name], KNOWN)
+    parser.feed(text)
+    parser.finish(cut=True)
+    assert parser.whole is whole
+
+
 def test_families_are_found_by_their_templates() -> None:
     found = {
         "hermes": [QWEN3, SMOLLM3, "no tools", None], "qwen-tags": [QWEN35], "gemma4": [GEMMA4], "lfm2": [LFM2],

@@ -180,10 +180,12 @@ class Generation:
 
     @property
     def calls_suffice(self) -> bool:
-        """Whether the answer so far is calls that it had to have, and each is whole as the model wrote it."""
-        if self.constrained is None or self.constrained.cuts or not self.constrained.complete:
+        """Whether the answer so far ends with calls, each whole as the model wrote it."""
+        if self.calls is None or not self.calls.found:
             return False
-        return self.calls is not None and self.calls.forced and bool(self.calls.found)
+        if self.constrained is not None and (self.constrained.cuts or not self.constrained.complete):
+            return False
+        return self.calls.forced or self.calls.whole
 
     def free(self) -> None:
         """Free the grammar's state, which may be large: garbage is collected late."""

@@ -38,6 +38,11 @@ class ToolCalls:
         """Whether the answer ends now: it has a call, and parallel calls are not allowed."""
         return not self._parallel and bool(self._found)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the answer ends with calls of which only the closing may be missing."""
+        return self._parser.whole
+
     def feed(self, text: str) -> str:
         """The part of a piece that is text of the answer."""
         return self._pass_on(self._parser.feed(text))
