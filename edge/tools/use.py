@@ -13,7 +13,6 @@ from edge.tools.lark import call_grammar
 from edge.tools.parser import ToolParser
 from edge.values import brief
 
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
@@ -41,6 +40,12 @@ class ToolUse:
         """Whether a grammar holds for the answer: tools must be called, one is `strict`, or not all may be called."""
         return self.forced or self.limited or any(tool["function"].get("strict") for tool in self.tools)
 
+    @property
+    def retyped(self) -> bool:
+        """Whether the grammar takes a schema for an object's that states something else."""
+        stated = [(tool["function"].get("parameters") or {}).get("type", "object") for tool in self.tools]
+        return any(str(each).lower() != "object" for each in stated)
+
     def parser(self) -> ToolParser:
         return ToolParser(self.form, self.tools)
 
@@ -52,10 +57,6 @@ class ToolUse:
         if not self.constrains:
             return None
         parallel = self.parallel and self.only is None
-        for number, tool in enumerate(self.tools):
-            stated = (tool["function"].get("parameters") or {}).get("type", "object")
-            if isinstance(stated, str) and stated.lower() not in _TYPES:
-                raise wrong_schema(number, f"Invalid type: {stated}")
         try:
             return call_grammar(
                 self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,

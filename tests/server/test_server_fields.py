@@ -99,7 +99,7 @@ def test_refused_fields_are_named(client: TestClient, path: str) -> None:
 ZZZ = {"type": "zzz"}
 
 
-@pytest.mark.parametrize("schema", [ZZZ, {"type": "object", "properties": {"a": ZZZ}}])
+@pytest.mark.parametrize("schema", [ZZZ, {"type": ["zzz"]}, {"type": "object", "properties": {"a": ZZZ}}])
 def test_wrong_types_in_the_schemas_of_tools_are_named(client: TestClient, schema: dict[str, Any]) -> None:
     """Not by the grammar that is made of them."""
     good = {"name": "g", "parameters": {"type": "object", "properties": {}}}

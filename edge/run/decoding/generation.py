@@ -114,13 +114,18 @@ class Generation:
             logprobs = Logprobs(top, hooks.logprob, keep=keep)
             sample.look = logprobs.look
         if grammar is not None:
-            from edge.run.sampling.constraint import Constrained, blamed
+            from edge.run.sampling.constraint import Constrained, check_tools
 
+            ours = use if request.grammar is None else None
+            if ours and ours.retyped:
+                check_tools(ours, tokenizer)
             try:
                 constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins,
                                              ends=use.form.ends if use else ())  # fmt: skip
-            except InputError as error:
-                raise blamed(error, use, tokenizer) if use and request.grammar is None else error from None
+            except InputError:
+                if ours:  # rather than the grammar that is made of schemas
+                    check_tools(ours, tokenizer)
+                raise
             if request.max_tokens is not None:
                 constrained.leave_room(request.max_tokens)
         return cls(

@@ -160,8 +160,8 @@ class Constrained:
         return None if self._begun else self._thinking.may_open
 
 
-def blamed(error: InputError, use: ToolUse, tokenizer: TokenizerLike) -> InputError:
-    """The error of the grammar of calls, in words about the first schema that is wrong by itself."""
+def check_tools(use: ToolUse, tokenizer: TokenizerLike) -> None:
+    """Raise InputError about the first tool's schema that is wrong by itself."""
     from edge.grammar.matcher import Matcher
     from edge.tools.use import wrong_schema
 
@@ -169,5 +169,4 @@ def blamed(error: InputError, use: ToolUse, tokenizer: TokenizerLike) -> InputEr
         try:
             Matcher(Grammar(json_schema=tool["function"].get("parameters") or {}), tokenizer)
         except InputError as wrong:
-            return wrong_schema(number, str(wrong).removeprefix("the JSON schema cannot be used: "))
-    return error
+            raise wrong_schema(number, str(wrong).removeprefix("the JSON schema cannot be used: ")) from None
