@@ -258,10 +258,13 @@ def test_retry_without_turn_prints_no_note() -> None:
     assert "same answer" not in said
 
 
-def test_stated_template_without_places_is_named(tmp_path: Path) -> None:
-    (tmp_path / "plain.txt").write_text("no Jinja in it")
-    said = edge_here("run", MODEL, "-p", "x", "--chat-template", str(tmp_path / "plain.txt")).stderr
-    assert "plain.txt drops the user's text" in said
+@pytest.mark.parametrize(("source", "more", "says"), [
+    ("no Jinja in it", (), "the chat template .*plain.txt drops the user's text"),
+    ("{{ messages[-1].content }}", ("--think", "on"), "does not think, by the chat template .*plain.txt: leave"),
+])  # fmt: skip
+def test_stated_template_is_named(source: str, more: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "plain.txt").write_text(source)
+    assert re.search(says, edge_here("run", MODEL, "-p", "x", "--chat-template", str(path), *more).stderr)
 
 
 @pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])

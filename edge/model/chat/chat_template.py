@@ -119,7 +119,7 @@ class ChatTemplate:
         """The text after an assistant's reply: the end of its turn, the user's text, the opening of the next answer."""
         _, mark, rest = self._form("next", think).partition(_ASSISTANT)
         if not mark:
-            raise UnsupportedError("the chat template drops the assistant's replies: it cannot continue a conversation")
+            raise UnsupportedError(f"{self._name} drops the assistant's replies: it cannot continue a conversation")
         return _fill(self._with_opening(rest, think, answered), {_USER: user}, self._name)
 
     def beginning(self, system: str | None, think: Think) -> str:
@@ -172,7 +172,8 @@ class ChatTemplate:
         begun = said.pop() if continues and said[-1].role == "assistant" and not said[-1].calls else None
         names = {**_MODES[think.mode], **_checked(variables or {})}
         rendered = self._repaired(said or opened_by_user(said), known, names, markers or {})
-        segments, thinks = self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known) and not begun)
+        filled = rendered.marked.fill(rendered.text, self._name)
+        segments, thinks = self._opened(filled, think, calls=bool(known) and not begun)
         return self._begun(segments, thinks, begun) if begun else (segments, thinks)
 
     def _repaired(
@@ -188,7 +189,7 @@ class ChatTemplate:
                 frozenset(),
             )
             if not more or TOO_MUCH in found.fault:
-                raise InputError(f"{OF_MODEL} {first.fault}")
+                raise InputError(f"{self._name} {first.fault}")
             supposed += more - found.lacks
             lacks |= more
             found = self._render(messages, tools, names, lacks, markers)
@@ -289,17 +290,17 @@ class ChatTemplate:
             return opening
         emptied = self.family.emptied(opening)
         if emptied is None:
-            raise UnsupportedError("--think=off: neither the chat template nor the model's family has a switch for it")
+            raise UnsupportedError(f"--think=off: neither {self._name} nor the model's family has a switch for it")
         return emptied
 
     def _form(self, name: str, think: Think) -> str:
         if think.chosen and self.family is None:
-            raise UnsupportedError("--think: this model does not think, by its chat template: leave the option out")
+            raise UnsupportedError(f"--think: this model does not think, by {self._name}: leave the option out")
         form = self._forms.get(f"{think.mode}/{name}", self._forms[f"default/{name}"])
         if "error" in form:
             raise ModelFormatError(f"{self._name} fails ({form['error']}): use --raw to prompt without it")
         if think.effort and f"{think.mode}/{name}" not in self._forms:
-            raise UnsupportedError(f"--think={think.effort}: the chat template knows no efforts: on, off or a budget")
+            raise UnsupportedError(f"--think={think.effort}: {self._name} knows no efforts: on, off or a budget")
         return form["text"]
 
 

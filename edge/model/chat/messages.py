@@ -381,18 +381,19 @@ class Marked:
         numbers = self._of_tools if of_tool else self._numbers
         return (name if name in _WORDS else mark(numbers[name])[1:]) in rendered
 
-    def fill(self, rendered: str) -> list[Segment]:
-        """The segments of a prompt. Raises InputError if the template repeats texts too often, or makes up a mark."""
+    def fill(self, rendered: str, template: str) -> list[Segment]:
+        """The segments of a prompt. template: what errors call it. Raises InputError if it repeats texts too often, or
+        makes up a mark."""
         segments: list[Segment] = []
         at, size = 0, 0
         for found in MARK.finditer(rendered):
             number = number_of(found[2])
             if number >= len(self._all):
-                raise InputError("the model's chat template writes a text that is none of the conversation")
+                raise InputError(f"{template} writes a text that is none of the conversation")
             text = self._all[number]
             size += _size(text)
             if size > self._most:
-                raise InputError("the model's chat template repeats the conversation too often")
+                raise InputError(f"{template} repeats the conversation too often")
             between = rendered[at : found.start()]
             at = found.end()
             if number < self._first_content:

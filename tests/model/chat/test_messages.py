@@ -158,8 +158,9 @@ def test_template_without_tools_has_them_as_text(source: str) -> None:
 
 
 def test_texts_that_template_drops_are_reported() -> None:
-    with pytest.raises(InputError, match="drops the text of the user"):
-        ours("{{ messages[-1].content }}", PLAIN[1:])
+    stated = ChatTemplate("{{ messages[-1].content }}", name="the chat template a")
+    with pytest.raises(InputError, match="the chat template a drops the text of the user"):
+        stated.conversation(PLAIN[1:])
     with pytest.raises(InputError, match=r"refuses these messages: .*never"):
         ours("{{ raise_exception('never') }}", [user("Hi"), SYSTEM, user("Hi")])
     with pytest.raises(UnsupportedError, match="does not think"):

@@ -72,7 +72,7 @@ def test_empty_thought_where_template_has_no_switch() -> None:
     assert template(unmarked).opening(off).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     asking = "[SYSTEM_PROMPT]Think: [THINK]thoughts[/THINK][/SYSTEM_PROMPT][INST]{{ messages[-1].content }}[/INST]"
     assert template(asking).begins_thinking() is False
-    with pytest.raises(UnsupportedError, match="--think off: neither the chat template nor the model's family"):
+    with pytest.raises(UnsupportedError, match="--think off: neither the model's chat template nor the model's family"):
         template(asking).first_turn("hi", think=off)
 
 

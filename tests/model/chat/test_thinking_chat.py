@@ -146,7 +146,7 @@ def test_run_prints_answer_alone(qwen: Path) -> None:
 def test_refused_choices_raise_one_line(qwen: Path) -> None:
     for model, think, words in (
         (str(qwen), "maybe", "--think 'maybe' is not understood: on, off"),
-        (str(qwen), "low", "--think low: the chat template knows no efforts"),
+        (str(qwen), "low", "--think low: the model's chat template knows no efforts"),
         ("smollm2-135m", "off", "--think: this model does not think"),
     ):
         done = edge("run", model, "hi", "--think", think, *FEW)
@@ -165,7 +165,7 @@ def test_thoughts_are_dimmed_at_terminal(qwen: Path, tmp_path: Path) -> None:
         screen.expect("› ")
         screen.type("/think\n/think low\n/think 3\n")
         screen.expect("(thinking: as the template has it)")
-        screen.expect("edge: --think low: the chat template knows no efforts")
+        screen.expect("edge: --think low: the model's chat template knows no efforts")
         screen.expect("(thinking: 3 tokens)")
         screen.type("two\n")
         assert "\x1b[2mab\x1b[22m" in screen.expect("XYZ")
