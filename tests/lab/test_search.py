@@ -261,7 +261,7 @@ def test_joule_budget_without_watts_is_refused(tmp_path: Path) -> None:
 
 def test_setting_command_reproduces_measurement(here: Here, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
+    profile, space = find_profile("raspberry-pi-5"), Space(96, ("Q4_0",), ("streaming",), ("f32",))
     options = Options(memory=4 << 30, energy=1000.0, backend="reference")
     weights = list(weights_of(open_model(TINY), str(TINY), space, tmp_path))
     (last,) = [each for each in plan_all(weights, space, profile, options).candidates
@@ -302,7 +302,8 @@ def test_search_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short", encoding="utf-8")
     for model, flags, status, said in (
         (TINY, ("--device", "pixel-99"), 2, "unknown device 'pixel-99'"),
-        (TINY, ("--types", "q9"), 2, "there is no type 'q9'"), (TINY, ("--policies", "best"), 2, "best"),
+        (tmp_path / "damaged.gguf", ("--types", "q9"), 2, "there is no type 'q9'"),
+        (TINY, ("--policies", "best"), 2, "best"),
         (TINY, ("--tokens", "100000"), 2, "--tokens must be at most"),
         (TINY, ("--memory", "2MiB"), 3, "the smallest that fits is --memory"),
         (TINY, ("--text", "/none.txt"), 2, "/none.txt cannot be read"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.backends import find_backend
 from edge.backends.tvm import ENGINE as CPU
+from edge.converters.gguf.ggml import find_ftype
 from edge.converters.held_out import TEXT
 from edge.devices.output import work_folder
 from edge.devices.probe import probe_profile
@@ -138,6 +139,7 @@ def search(
     """
     options = Options.of(options, **keywords)
     profile = find_profile(device)
+    kinds = None if types is None else tuple(map(find_ftype, types))
     machine = None
     if on is not None:
         if profile.name == HOST:
@@ -156,7 +158,7 @@ def search(
     backend = find_backend(options.backend, base.file, base.spec)
     has = backend.CAPABILITIES.kv_dtypes
     dtypes = [each for each in KV_DTYPES if each in has] or has[:1] if kv_dtypes is None else kv_dtypes
-    space = Space(ids.size, None if types is None else tuple(types), tuple(policies), tuple(dtypes))
+    space = Space(ids.size, kinds, tuple(policies), tuple(dtypes))
     space.cells()  # checks them
     with cluster_of(scheduler) as runner, work_folder() as folder:
         if profile.name == HOST and profile.bandwidth(1) is None:

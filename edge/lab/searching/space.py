@@ -15,7 +15,7 @@ from edge.apps.planning import APP_SYSTEMS, check_settings
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
 from edge.converters.calibrate import any_importance, check_walk
-from edge.converters.gguf.ggml import find_ftype, needs_importance, quantize_file
+from edge.converters.gguf.ggml import needs_importance, quantize_file
 from edge.converters.gguf.outcome import has_choice
 from edge.converters.gguf.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
@@ -89,7 +89,7 @@ class Space:
     """The dimensions of a search."""
 
     tokens: int  # of prompt and answer together; the prompt has half of them
-    types: tuple[str, ...] | None = None  # None: those of TYPES that make the file smaller
+    types: tuple[str, ...] | None = None  # of FTYPES; None: those of TYPES that make the file smaller
     policies: tuple[str, ...] = POLICIES
     kv_dtypes: tuple[str, ...] = KV_DTYPES
 
@@ -147,7 +147,7 @@ def _uses_importance(model: Model, kind: str) -> bool:
 
 def _types(space: Space) -> list[str]:
     if space.types is not None:
-        return [find_ftype(each) for each in space.types]
+        return [*space.types]
     return [each for each in TYPES if each in PLAIN or is_installed()]
 
 
