@@ -12,6 +12,8 @@ import pytest
 import typer.main
 
 from edge.cli.commands import app
+from edge.flags import flags_of
+from edge.sampling import SamplingParams
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +36,14 @@ def test_examples_after_a_summary_keep_their_lines() -> None:
     paragraphs = runpy.run_path(str(ROOT / "docs" / "cli.py"))["_paragraphs"]
     written = paragraphs("A summary.\n\n\b\n  edge one\n  edge two")
     assert written == "A summary.\n\n```text\nedge one\nedge two\n```\n"
+
+
+def test_row_of_set_names_its_options() -> None:
+    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `/set .*", page, re.MULTILINE)
+    assert {f"`{flag.name[2:]}`" for name, flag in flags_of(SamplingParams).items() if name != "logit_bias"} <= {
+        *re.findall(r"`[a-z-]+`", row)
+    }
 
 
 def project() -> dict[str, Any]:
