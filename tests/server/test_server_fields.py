@@ -152,6 +152,7 @@ def test_invalid_inner_fields_are_named(client: TestClient) -> None:
         ("/v1/completions", {"prompt": None}, "prompt must be text or a list, not null"),
         ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict must be a whole number, not 'x'"),
         ("/api/chat", {"options": {"num_predict": True}}, "options.num_predict must be a whole number, not true"),
+        ("/api/chat", {"keep_alive": "zz"}, "keep_alive must be a duration, such as 5m, not 'zz'"),
         ("/api/chat", {"messages": [{"role": 5, "content": "x"}]}, "messages[0].role must be text, not 5"),
         ("/api/chat", {"messages": [{**HELLO[0], "images": "x"}]}, "[0].images must be a list of pictures in base64"),
         ("/api/chat", {"messages": [{**HELLO[0], "tool_calls": [3]}]}, "[0].tool_calls[0] must be an object with a"),

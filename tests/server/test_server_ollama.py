@@ -49,7 +49,7 @@ def test_empty_requests_load_and_unload_a_model(path: str, stream: bool | None) 
         for keep in (0, "0", "0s"):
             assert ask(keep_alive=keep)["done_reason"] == "unload"
             assert not hub_of(client).pool.workers
-            assert ask(keep_alive="5m")["done_reason"] == "load"
+            assert ask(keep_alive="1h5.5m")["done_reason"] == "load"
 
 
 def test_embeddings_of_ollama_are_those_of_openai() -> None:

@@ -24,6 +24,8 @@ from edge.values import brief
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones
 
 _ZERO = re.compile(r"0+(\.0*)?[a-zµ]*$")
+_NUMBER, _UNIT = r"(\d+(\.\d*)?|\.\d+)", "(ns|us|µs|μs|ms|s|m|h)"
+_DURATION = re.compile(rf"[-+]?({_NUMBER}|({_NUMBER}{_UNIT})+)", re.ASCII)  # as Go writes them: 1h30m
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
 OPTIONS = (*SAMPLING, "stop", "num_predict")
@@ -84,6 +86,8 @@ class ApiGenerateBody(Shared):
 
 def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> list[Request]:
     """The request; none without a text. Raises RefusedError."""
+    if isinstance(body.keep_alive, str) and not _DURATION.fullmatch(body.keep_alive):
+        raise _wrong("keep_alive", "a duration, such as 5m", body.keep_alive)
     if not body.text:
         return []
     options = body.options or {}
