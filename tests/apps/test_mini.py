@@ -93,6 +93,9 @@ def test_budgets_that_leave_no_token_are_refused_in_one_line(limit: tuple[str, s
         assert (done.returncode, done.stdout == "", done.stderr.count("\n")) == (3, blank, 1)
         assert done.stderr.startswith(f"edge-mini: stopped before the first token of the answer: --{says}")
     assert json.loads(done.stdout)["tokens"]["generated"] == 0
+    chat = mini("chat", MODEL, *limit, stdin="Hi", EDGE_SENSORS=str(tmp_path))
+    assert (chat.returncode, chat.stdout, chat.stderr.count("\n")) == (0, "", 1)
+    assert f"stopped before the first token of the answer: --{says}" in chat.stderr
 
 
 def write_rail(root: Path) -> None:

@@ -107,6 +107,9 @@ static void tell(bool first)
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
+#define LEFT_NONE "stopped before the first token of the answer: %s: state more"
+static const char *const SPENT[] = {"--time is over", "--energy is spent", "--power cannot be held", "--max-temp cannot be held"};
+
 static bool left_none(const outcome *of) /* whether a budget ended the answer before its first token */
 {
     return !of->generated && of->finish >= EDGE_TIME && of->finish <= EDGE_THERMAL;
@@ -139,7 +142,7 @@ static outcome answer(const char *text, size_t length)
     }
     of.ended = now();
     of.finish = piece.finish;
-    bool shown = !asked.json && (asked.chat || !left_none(&of)); /* else `run` says what is wrong */
+    bool shown = !asked.json && !left_none(&of); /* else `run` and `chat` say what is wrong */
     check(edge_use(session, &use, &error));
     if (asked.json)
         print_json(&of, &use, &asked.options, asked.memory, energy_source(), &info, kept.bytes, kept.length);
@@ -178,13 +181,11 @@ static char *read_prompt(size_t *length) /* from stdin, before the prompt that w
 
 static int run(const char *text, size_t length)
 {
-    static const char *const spent[] = {"--time is over", "--energy is spent", "--power cannot be held",
-                                        "--max-temp cannot be held"};
     outcome of = answer(text, length);
     if (of.finish == EDGE_INTERRUPTED)
         return 128 + (signalled ? signalled : SIGINT);
     if (left_none(&of))
-        fail(NO_BUDGET, "stopped before the first token of the answer: %s: state more", spent[of.finish - EDGE_TIME]);
+        fail(NO_BUDGET, LEFT_NONE, SPENT[of.finish - EDGE_TIME]);
     return of.finish == EDGE_MEMORY ? SHORT_OF_MEMORY : 0;
 }
 
@@ -204,7 +205,9 @@ static int chat(void)
         length -= length && line[length - 1] == '\n';
         if (!length)
             continue;
-        answer(line, (size_t)length);
+        outcome of = answer(line, (size_t)length);
+        if (left_none(&of))
+            fprintf(stderr, "edge-mini: " LEFT_NONE "\n", SPENT[of.finish - EDGE_TIME]);
         if (signalled == SIGTERM)
             break;
         signalled = 0; /* Ctrl-C ended the answer, not the conversation */
