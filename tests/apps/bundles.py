@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import GOLDEN
 from ctypes_bundle import MODEL, open_bundle
+from runtime_library import C_FILES, GPU_FILES, NPU_FILES, build
 from shared import FOLDER, made_once
 
 pytest.importorskip("tvm_ffi")  # so that files which import this are skipped as a whole
@@ -79,6 +80,25 @@ def bundle_sources(
     return folder / MODEL, [*tables, *exported_objects(bundle.all_designs)]
 
 
+# Files of tests that take the place of the runtime's.
+REPLACED = {"eager_drafts.c": "drafts.c", "eager_model.c": "drafts.c", "model_fuzz.c": "platform.c"}
+
+
+def build_with(sources: Sequence[str | Path], name: str, *flags: str, **options: Any) -> tuple[Path, Path]:
+    """model.edge, and a program of its parts, the runtime and more C files; with -shared, a library."""
+    model, parts = bundle_sources(name, **options)
+    runtime = [*C_FILES, *(GPU_FILES if options.get("gpu") else ()), *(NPU_FILES if options.get("npu") else ())]
+    replaced = {REPLACED.get(str(each)) for each in sources}
+    kept = [path for path in runtime if path.name not in replaced]
+    return model, build([*sources, *kept, *parts], flags, ".so" if "-shared" in flags else "")
+
+
+def refused(error: type[Exception], says: str, call: Callable[..., object], *arguments: Any, **more: Any) -> None:
+    """The call raises this error."""
+    with pytest.raises(error, match=says):
+        call(*arguments, **more)
+
+
 def write_tables(texts: dict[str, str]) -> list[Path]:
     """C files of these names in a new folder."""
     folder = Path(mkdtemp(dir=FOLDER))
@@ -87,25 +107,14 @@ def write_tables(texts: dict[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-class Exported(Protocol):
-    """A session in another process or library, as `BundleSession`."""
-
-    def set(self, **options: Any) -> None: ...
-    def bias(self, biases: dict[int, float]) -> None: ...
-    def append(self, role: Role, text: Text) -> None: ...
-    def answer(self, text: Text, role: Role = ...) -> Answer: ...
-    def rewind(self, turns: int | None = None) -> None: ...
-    def use(self) -> dict[str, Any]: ...
-
-
 @dataclass
 class Pair:
     """One conversation twice. Every call makes sure that both say the same."""
 
     python: Session
-    exported: Exported
+    exported: Any  # a session in another process or library, as `BundleSession`
     recorded: list[int]
-    begun: bool = field(default=False)
+    begun: bool = False
 
     def ask(
         self, text: Text, *, raw: bool = False, system: str | None = None, told: bool = False, **options: Any
@@ -156,15 +165,20 @@ class Pair:
 
 
 @contextmanager
-def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator[Pair]:
-    """options: of the plan, for both. pinned: rows that the Python session is told to keep, and the bundle is not."""
-    kept = options if pinned is None else options | {"keep": pinned}
+def pair_of(
+    name: str, *, python: dict[str, Any] | None = None, bundle: dict[str, Any] | None = None, eager: str = "",
+    **options: Any,
+) -> Iterator[Pair]:  # fmt: skip
+    """options: of the plan, for both. python, bundle: more for one of them. eager: a C file of tests that drafts
+    always."""
+    of_bundle = options | (bundle or {})
+    library = build_with([eager], name, "-shared", "-fPIC", **of_bundle)[1] if eager else None
     with (
-        recorded_session(name, **kept) as (python, recorded),
-        open_bundle(bundle_of(name, **options)) as bundle,
-        bundle.session() as exported,
+        recorded_session(name, **options | (python or {})) as (session, recorded),
+        open_bundle(bundle_of(name, **of_bundle), library) as opened,
+        opened.session() as exported,
     ):
-        yield Pair(python, exported, recorded)
+        yield Pair(session, exported, recorded)
 
 
 @contextmanager

@@ -47,34 +47,15 @@ _TYPES = {
 }  # fmt: skip
 
 
-class _Info(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(MODEL_INFO)]
+def _struct(schema: Any, **pointers: Any) -> Any:
+    """A struct of the schema. pointers: types of its members that are arrays."""
+    fields = [(name, pointers.get(name, _TYPES[kind])) for name, kind in members(schema)]
+    return type("Schema", (_Struct,), {"_fields_": fields})
 
 
-class _Options(_Struct):
-    _fields_ = [(name, ctypes.POINTER(c_char_p) if name == "stop" else _TYPES[kind]) for name, kind in members(OPTIONS)]
-
-
-class _Readings(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(READINGS)]
-
-
-class _Usage(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(USAGE)]
-
-
-class _Embedding(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(EMBEDDING)]
-
-
-class _Hearing(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(HEARING)]
-
-
-class _Segment(_Struct):
-    _fields_ = [
-        (name, ctypes.POINTER(c_int32) if name == "tokens" else _TYPES[kind]) for name, kind in members(SEGMENT)
-    ]
+_Info, _Readings, _Usage, _Embedding, _Hearing = map(_struct, (MODEL_INFO, READINGS, USAGE, EMBEDDING, HEARING))
+_Options = _struct(OPTIONS, stop=ctypes.POINTER(c_char_p))
+_Segment = _struct(SEGMENT, tokens=ctypes.POINTER(c_int32))
 
 
 class _Picture(_Struct):
@@ -373,7 +354,7 @@ def _check(function: Any, *arguments: Any) -> int:
     return status
 
 
-def _options(chosen: dict[str, Any]) -> _Options:
+def _options(chosen: dict[str, Any]) -> Any:
     options = _Options(**{each.name: each.unset for each in OPTIONS if each.unset})
     chosen = dict(chosen)
     if "seed" in chosen:

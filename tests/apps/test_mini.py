@@ -160,9 +160,10 @@ def test_interrupts_end_answers_with_their_report() -> None:
     assert told.decode().endswith("stopped: interrupted\n")
 
 
-AMOUNTS = {
-    "--memory": parse_bytes, "--time": parse_seconds, "--energy": parse_joules, "--power": parse_watts,
-    "--max-temp": partial(parse_celsius, what="max-temp"),
+AMOUNTS: dict[str, tuple[Any, ...]] = {  # parsers, and where reports have the amount
+    "--memory": (parse_bytes, "memory", "budget"), "--time": (parse_seconds, "timings", "budget_s"),
+    "--energy": (parse_joules, "energy", "budget"), "--power": (parse_watts,),
+    "--max-temp": (partial(parse_celsius, what="max-temp"),),
 }  # fmt: skip
 TEXTS = (
     "5", "x", "0J", "0 s", "-3s", "1e4s", "", "1..5J", ".W", "5 J J", "5q", "100", "70 KiB", " .5Wh ", "2MJ", "2mj",
@@ -210,22 +211,18 @@ def parsed(parse: Callable[[str], float], text: str) -> float | str:
 
 @pytest.mark.parametrize("flag", AMOUNTS)
 def test_amounts_mean_what_they_mean_to_edge(flag: str, tmp_path: Path) -> None:
+    parse, *place = AMOUNTS[flag]
     write_zone(tmp_path, 40)
     for text in TEXTS:
         done = run("Hi", "-n", "1", flag, text, "--json", EDGE_SENSORS=str(tmp_path))
-        wanted = parsed(AMOUNTS[flag], text)
+        wanted = parsed(parse, text)
         if isinstance(wanted, str):
             assert (done.returncode, done.stderr) == (2, f"edge-mini: {wanted}\n"), text
             continue
         if done.returncode == 3 and not done.stdout:
             assert "the memory budget is" in done.stderr
-        elif flag not in ("--power", "--max-temp"):
-            budgets = {
-                "--memory": ("memory", "budget"),
-                "--time": ("timings", "budget_s"),
-                "--energy": ("energy", "budget"),
-            }
-            part, name = budgets[flag]
+        elif place:
+            part, name = place
             assert json.loads(done.stdout)[part][name] == pytest.approx(wanted), text
 
 
@@ -256,12 +253,17 @@ def test_memory_is_refused_before_anything_runs() -> None:
 
 
 @pytest.mark.exhaustive
-def test_arm64_program_answers_under_qemu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"kv_policy": "streaming"}, {"kv_policy": "h2o", "kv_dtype": "int8"}])
+def test_arm64_program_answers_under_qemu(options: dict[str, str], tmp_path: Path) -> None:
+    """On CPUs without and with dot products, token by token as the session here; with evictions."""
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
-    folder = tmp_path / "board"
-    export(GOLDEN / f"{NAME}.gguf", folder, device="raspberry-pi-5", memory="64MiB", isas=["dotprod"])
-    command = ["qemu-aarch64-static", folder / PROGRAM, "run", folder / MODEL, "Hi", "-n", "8"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert said.stdout == run("Hi", "-n", "8").stdout
+    folder, rows = tmp_path / "board", {"max_kv_size": 256, "prefill_step_size": 32, "threads": 2}
+    export(GOLDEN / f"{NAME}.gguf", folder, device="raspberry-pi-5", isas=["dotprod", "neon"], **rows, **options)
+    with load(GOLDEN / f"{NAME}.gguf", backend="cpu", **rows, **options) as session:
+        answer = session.generate("Write a story about a fox.", max_tokens=300, ignore_eos=True)
+    for cpu in ("cortex-a53", "cortex-a76"):
+        command = ["qemu-aarch64-static", "-cpu", cpu, folder / PROGRAM, "run", folder / MODEL]
+        words = ["Write a story about a fox.", "-n", "300", "--ignore-eos"]
+        assert subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout == answer + "\n"
     assert b"NEEDED" not in subprocess.run(["readelf", "-d", folder / PROGRAM], capture_output=True, check=True).stdout

@@ -1,9 +1,15 @@
-"""model.edge: what Python writes is what C reads, and a damaged file is an error."""
+"""model.edge: what Python writes is what C reads, and a damaged file is an error.
+
+python tests/program.py model_file 1000000 [SEED]     # opens so many damaged files
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,46 +19,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from bundles import build_with, bundle_of, bundle_sources, model_of
 from ctypes_bundle import _Error, _Source
-from runtime_library import PLATFORM, load_runtime
+from runtime_library import CHECKED, PLATFORM, build, load_runtime
+from test_assistant import pair  # noqa: F401
+from test_draft_model import LARGE, OTHER
+from test_eagle import head  # noqa: F401
+from test_mtp_drafts import MODEL as PREDICTS
 
 from edge.apps.sections import model_file as m
 from edge.apps.sections.model_file import Section
-from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.packing.weights import pack_weights
-from edge.backends.tvm.targets import TARGETS
-from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
-from edge.kv import make_policy
-from edge.model.model import open_model
 
-
-def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "streaming") -> dict[Section, bytes]:
-    """A file without a tokenizer. Returns its sections."""
-    model = open_model(GOLDEN / f"{name}.gguf")
-    layout = make_layout(model.file, model.spec)
-    config, rule = EngineConfig(64, 16, "f16", 2, observes=policy == "h2o"), make_policy(policy)
-    targets = [target for target in TARGETS if target.machine == "x86_64"]
-    sections = {
-        Section.CONFIG: m.config_section(
-            model, layout, config, rule, 8, chat=False, sampling=model.sampling(), power=Power(2.0, 1.0, 20.0),
-            kv_bytes=1, scratch_bytes=2, peak=3,
-        ),
-        Section.LAYERS: m.layers_section(model, layout, "f16"),
-        Section.DESIGNS: m.designs_section(model, layout, config, targets),
-        Section.ANGLES: m.angles_section(model, layout, config),
-        Section.STRINGS: m.strings_section(model.spec.name, "", policy, "f16"),
-    }  # fmt: skip
-    m.write_model(path, sections, bytes(range(32)), model.file, layout)
-    packed = path.with_name("packed")
-    pack_weights(model.file, layout, packed)
-    return sections | {Section.WEIGHTS: packed.read_bytes()}
+OPENING = (
+    "error.c", "model.c", "open.c", "trust.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c",
+    "letters.c", "utf8.c", "cpu.c", "posix.c", "linux.c",
+)  # fmt: skip
+# Byte-level words with a chat template, SentencePiece, a fixed state, a table that is not in memory.
+MODELS = ("llama-gqa-tied", "spm", "qwen35", "gemma4")
+ROWS = {"prefill_step_size": 16, "threads": 2}
 
 
 def test_tables_that_c_does_not_read_are_refused() -> None:
-    model, name = open_model(GOLDEN / "gemma4.gguf"), "per_layer_token_embd.weight"
+    model, name = model_of("gemma4"), "per_layer_token_embd.weight"
     other = replace(model.file.tensors[name], type="IQ4_NL")
     file = replace(model.file, tensors=model.file.tensors | {name: other})
     with pytest.raises(UnsupportedError, match=f"{name} is IQ4_NL, and apps read F32, F16, "):
@@ -71,21 +61,6 @@ def open_in_c(path: Path, offset: int = 0) -> str:
     return error.message.decode()
 
 
-@pytest.mark.parametrize("policy", ["streaming", "h2o"])
-@pytest.mark.parametrize(
-    "name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35", "gpt-oss", "gemma4"]
-)
-def test_files_of_all_kinds_of_models_open(name: str, policy: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.edge"
-    sections = write_golden(path, name, policy)
-    assert open_in_c(path) == ""
-    data = path.read_bytes()
-    at = np.frombuffer(data, m.ENTRY, len(sections), m.HEADER.itemsize)
-    for entry in at:
-        start = int(entry["offset"])
-        assert data[start : start + int(entry["size"])] == sections[Section(int(entry["kind"]))]
-
-
 def set_field(data: bytearray, section: Section, struct: Any, field: str, value: object) -> None:
     """Another value in a section, with its checksum repaired."""
     entries = np.frombuffer(data, m.ENTRY, len(Section), m.HEADER.itemsize).copy()
@@ -98,41 +73,42 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
     data[place : place + 4] = zlib.crc32(data[start : start + size]).to_bytes(4, "little")
 
 
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return (bundle_of(MODELS[0], max_kv_size=64, kv_policy="streaming", **ROWS) / m.MODEL).read_bytes()
+
+
 @pytest.mark.parametrize(("field", "value"), [
     ("layers", 0), ("layers", 3), ("kv_heads", 0), ("heads", 1 << 31), ("head", 17), ("padded_vocab", 1 << 30),
     ("capacity", 0), ("capacity", 1 << 31), ("chunk", 65), ("threads", 0), ("threads", 1 << 20), ("evict_step", 65),
-    ("pinned", 64), ("sinks", 5), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
+    ("pinned", 64), ("sinks", 64), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 3), ("ring_rows", 8),
     ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
     ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
     ("whole", 0), ("states", 1 << 33), ("shapes", (2, 48, 32)), ("shapes", (0, 32, 32)), ("shapes", (2, 0, 0)),
     ("shapes", (2, 32, 17)), ("shapes", [(2, 32, 32), (2, 32, 0)]),
     ("layer_inputs", 16), ("table_type", 1), ("weights", 64), ("gpu_weights", 64),
 ])  # fmt: skip
-def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str, value: object, made: Path) -> None:
-    data = bytearray(made.read_bytes())
-    set_field(data, Section.CONFIG, m.CONFIG, field, value)
-    damaged = made.with_name("damaged")
-    damaged.write_bytes(data)
-    assert "damaged" in open_in_c(damaged)
+def test_impossible_settings_are_errors_though_the_checksum_is_right(
+    field: str, value: object, data: bytes, tmp_path: Path
+) -> None:
+    changed = bytearray(data)
+    set_field(changed, Section.CONFIG, m.CONFIG, field, value)
+    (tmp_path / "damaged").write_bytes(changed)
+    assert "damaged" in open_in_c(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize("fields", [{"rowless": 0}, {"rowless": 2}, {"ringed": 1}, {"ringed": 2**32 - 1, "rowless": 2}])
 def test_layers_that_contradict_the_settings_are_errors(fields: dict[str, int], tmp_path: Path) -> None:
     """The first layer is a gated delta net, which keeps no rows."""
-    write_golden(tmp_path / "model.edge", "qwen35")
-    data = bytearray((tmp_path / "model.edge").read_bytes())
+    changed = bytearray((bundle_of("qwen35", max_kv_size=128, kv_policy="h2o", **ROWS) / m.MODEL).read_bytes())
     for field, value in fields.items():
-        set_field(data, Section.LAYERS, m.LAYER, field, value)
-    (tmp_path / "model.edge").write_bytes(data)
-    assert "damaged (its layers)" in open_in_c(tmp_path / "model.edge")
+        set_field(changed, Section.LAYERS, m.LAYER, field, value)
+    (tmp_path / "damaged").write_bytes(changed)
+    assert "damaged (its layers)" in open_in_c(tmp_path / "damaged")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("made") / "model.edge"
-    write_golden(path)
-    assert open_in_c(path) == ""
-    return path
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize(("damage", "says"), [
@@ -141,21 +117,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (lambda data: data[:-1], "copy it again"),
     (lambda data: data + b"x", "copy it again"),
     (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 12: export both together"),
-    (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
-    (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
+    (lambda data: flipped(data, 12), "damaged (its table of sections)"),
+    (lambda data: flipped(data, np.frombuffer(data, m.ENTRY, 1, m.HEADER.itemsize)["offset"][0]), "(a checksum)"),
 ])  # fmt: skip
-def test_damage_is_one_line(damage: Callable[[bytes], bytes], says: str, made: Path) -> None:
-    damaged = made.with_name("damaged")
-    damaged.write_bytes(damage(made.read_bytes()))
-    said = open_in_c(damaged)
+def test_damage_is_one_line(damage: Callable[[bytes], bytes], says: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / m.MODEL).write_bytes(damage(data))
+    said = open_in_c(tmp_path / m.MODEL)
     assert says in said
     assert "\n" not in said
 
 
-def test_embedded_file_needs_aligned_sections(made: Path) -> None:
-    within = made.with_name("within")
+def test_embedded_file_needs_aligned_sections(data: bytes, tmp_path: Path) -> None:
+    within = tmp_path / "within"
     for offset in (1, 4, 32, 64, 4096):
-        within.write_bytes(bytes(offset) + made.read_bytes())
+        within.write_bytes(bytes(offset) + data)
         assert ("at no multiple of 64 bytes" in open_in_c(within, offset)) == (offset % 64 > 0)
     assert "not a model.edge" in open_in_c(within, 64)
 
@@ -170,3 +145,53 @@ def test_hashes_are_sha256() -> None:
             library.hash_add(hasher, part, ctypes.c_uint64(len(part)))
         library.hash_end(hasher, digest)
         assert digest.raw == hashlib.sha256(data).digest(), length
+
+
+def fuzz(name: str, count: int, seed: int, *, sessions: bool, **options: str) -> tuple[int, int]:
+    """How many of `count` damaged files opened. sessions: some of these answer, too; an assistant drafts always."""
+    if sessions:
+        sources = ["model_fuzz.c", *(["eager_model.c"] if options else [])]
+        model, program = build_with(sources, name, *CHECKED, "-DWITH_SESSIONS", max_kv_size=64, **options)
+    else:
+        model, parts = bundle_sources(name, max_kv_size=64)
+        trusted = [path for path in parts if path.name == "trusted.c"]
+        flags = (*CHECKED, "-Wl,--defsym=edge_json_calls=0")  # which answers call
+        program = build([*OPENING, "model_fuzz.c", *trusted], flags)
+    done = subprocess.run([program, model, str(count), str(seed)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{name}, seed {seed}: {done.stderr[-3000:]}"
+    found = re.fullmatch(r"(\d+) of (\d+)\n", done.stdout)
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def test_damaged_files_are_errors() -> None:
+    """Of one line, never an access outside the file."""
+    opened, count = fuzz(MODELS[0], 3000, 1, sessions=False)
+    assert count == 3000
+    assert 300 < opened < 2700  # many are refused, and many checksums were repaired
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_damaged_files_are_errors_in_sessions_too(name: str) -> None:
+    opened, count = fuzz(name, 50_000, 2, sessions=True)
+    assert count == 50_000
+    assert 0.1 * count < opened < 0.9 * count
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("by", ["assistant", "layer", "head", "model"])
+def test_damaged_drafts_are_errors(by: str, pair: tuple[Path, Path], head: Path) -> None:  # noqa: F811
+    """Bytes of the file inside model.edge that drafts are damaged, and bytes around it."""
+    model, count, options = {
+        "assistant": (pair[0], 50_000, {"draft": str(pair[1])}), "layer": (PREDICTS, 6000, {"kv_policy": "streaming"}),
+        "head": (PREDICTS, 6000, {"draft": str(head)}), "model": (LARGE, 6000, {"draft": str(OTHER)}),
+    }[by]  # fmt: skip
+    opened, _ = fuzz(str(model), count, 3, sessions=True, **options)
+    assert 0.1 * count < opened < 0.9 * count
+
+
+if __name__ == "__main__":
+    wanted, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for each in MODELS:
+        print(each, *fuzz(each, wanted // len(MODELS), first, sessions=True))

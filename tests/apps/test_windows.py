@@ -7,8 +7,6 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +25,16 @@ if shutil.which(COMPILER) is None:
 if platform.machine() != "x86_64":
     pytest.skip("Wine runs programs for x86-64 on x86-64", allow_module_level=True)
 
-PROGRAMS = Path(__file__).parent / "runtime"
 SYSTEM = ("platform.c", "windows.c", "cpu.c", "error.c")
 MODEL = "llama-gqa-tied"
 ROWS = {"max_kv_size": 64, "prefill_step_size": 16, "threads": 2}
 BUNDLE = {"device": "windows-x86", "memory": "100MiB", **ROWS}
 BRIEF = "Be brief."
 TEXT = "The quick brown fox jumps over the lazy dog. "
-GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
 
 
 class WindowsSession:
-    """A session of a bundle in a program that Wine runs."""
+    """A session of a bundle in a program that Wine runs. A context manager."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen(**command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -55,8 +51,10 @@ class WindowsSession:
         assert process.poll() is None, f"it ended: {process.returncode}"
         return said
 
-    def end(self) -> None:
-        """Whatever it does."""
+    def __enter__(self) -> WindowsSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         with self._process as process:
             try:
                 if process.stdin is not None:
@@ -112,29 +110,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def program(bundle: Path) -> Path:
     """Beside the DLL, where Windows looks for it."""
-    built = build_for_windows([PROGRAMS / "windows.c", bundle / "edge.lib"], f"-I{bundle}")
+    built = build_for_windows(["windows_session.c", bundle / "edge.lib"], f"-I{bundle}")
     return shutil.copy(built, bundle / "program.exe")
-
-
-@contextmanager
-def session_of(program: Path) -> Iterator[WindowsSession]:
-    session = WindowsSession(program)
-    try:
-        yield session
-    finally:
-        session.end()
-
-
-@contextmanager
-def pair_of(program: Path, bundle: Path) -> Iterator[Pair]:
-    """The Python session keeps the rows of the system's text, as bundles do."""
-    kept = model_of(MODEL).system_rows(BRIEF)
-    with (
-        recorded_session(MODEL, kv_policy="streaming", keep=kept, **ROWS) as (python, recorded),
-        session_of(program) as exported,
-    ):
-        exported.open(bundle / "model.edge")
-        yield Pair(python, exported, recorded)
 
 
 def ask(program: str, *arguments: str | Path) -> str:
@@ -152,15 +129,23 @@ def test_dll_exports_the_header_and_imports_system_libraries(bundle: Path) -> No
 
 @pytest.mark.exhaustive
 def test_imports_of_the_windows_library(tmp_path: Path) -> None:
-    program = build_for_windows([*SYSTEM, PROGRAMS / "windows_system.c"])
+    program = build_for_windows([*SYSTEM, "windows_system.c"])
     assert run(program, windows_path(tmp_path)) == "fine\n"
 
 
 def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tmp_path: Path) -> None:
-    """The conversation has evictions, a follow-up, a saved state, a cancelled answer, and sampling."""
-    with pair_of(program, bundle) as pair:
-        windows = pair.exported
-        assert isinstance(windows, WindowsSession)
+    """The conversation has evictions, a follow-up, a saved state, a cancelled answer, and sampling. The Python session
+    keeps the rows of the system's text, as bundles do."""
+    kept, missing = model_of(MODEL).system_rows(BRIEF), tmp_path / "né.edge"
+    with (
+        recorded_session(MODEL, kv_policy="streaming", keep=kept, **ROWS) as (python, recorded),
+        WindowsSession(program) as windows,
+    ):
+        with pytest.raises(ModelFormatError) as raised:
+            windows.open(missing)
+        assert str(raised.value) == f"cannot open {windows_path(missing)}: check that it is there and may be read"
+        windows.open(bundle / "model.edge")
+        pair = Pair(python, windows, recorded)
         pair.ask(TEXT * 2, system=BRIEF, max_tokens=40, temperature=0, ignore_eos=1)
         state = windows_path(tmp_path / "état").encode().hex()
         windows.tell("save", state)
@@ -172,25 +157,11 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         windows.rewind()
         windows.tell("load", state)
         assert windows.answer("And?") == expected
+        with pytest.raises(InputError, match="threads must be at most 2, for which the model was exported"):
+            windows.set(threads=3)
         windows.append(Role.USER, "Hi")
         assert windows.next()[1] == Finish.GOING
         windows.tell("cancel")
         assert windows.next()[1] == Finish.INTERRUPTED
         pair.forget()
-        pair.ask("Hi", **GREEDY)
-
-
-@pytest.mark.exhaustive
-def test_failures_raise_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
-    with session_of(program) as session:
-        missing = tmp_path / "né.edge"
-        with pytest.raises(ModelFormatError) as raised:
-            session.open(missing)
-        assert str(raised.value) == f"cannot open {windows_path(missing)}: check that it is there and may be read"
-        session.open(bundle / "model.edge")
-        with pytest.raises(InputError, match="threads must be at most 2, for which the model was exported"):
-            session.set(threads=3)
-        session.set(**GREEDY)
-        with pytest.raises(ModelFormatError):
-            session.tell("load", windows_path(bundle / "manifest.json").encode().hex())
-        assert len(session.answer("Hi")[0]) == 5
+        pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)

@@ -2,10 +2,9 @@
  *
  *     pass MODEL ISA THREADS CPUS INPUT OUTPUT
  *
- * INPUT is int32: 1 if attention is observed, how many of the largest logits are enough behind a single token (0: all are
- * wanted), the number of passes, and of each the number of its tokens, negative if threads end and start anew before it, and
- * the tokens. OUTPUT is float32: logits of each pass, and then, if it is observed, the attention that each head's rows have
- * received.
+ * INPUT is int32: 1 if attention is observed, the number of passes, and of each the number of its tokens, negative if
+ * threads end and start anew before it, and the tokens. OUTPUT is float32: logits of each pass, and then, if it is observed,
+ * the attention that each head's rows have received.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -70,9 +69,9 @@ int main(int count, char **values)
     int in = open(values[5], O_RDONLY), out = open(values[6], O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (in < 0 || out < 0 || pass_start(made, threads, cpus, &failure))
         return complain("the start");
-    int32_t head[3], length, *tokens = calloc(1 << 16, sizeof *tokens);
+    int32_t head[2], length, *tokens = calloc(1 << 16, sizeof *tokens);
     read_fd(in, head, sizeof head);
-    for (int32_t i = 0; tokens && i < head[2]; i++) {
+    for (int32_t i = 0; tokens && i < head[1]; i++) {
         read_fd(in, &length, sizeof length);
         if (length < 0) {
             length = -length;
@@ -81,9 +80,7 @@ int main(int count, char **values)
                 return complain("another start");
         }
         read_fd(in, tokens, (uint64_t)length * sizeof *tokens);
-        picking pick = {.enough = (uint32_t)head[1]};
-        const float *logits = pass_run(made, tokens, (uint32_t)length, head[0] ? (uint32_t)length : 0,
-                                       head[1] && length == 1 ? &pick : NULL);
+        const float *logits = pass_run(made, tokens, (uint32_t)length, head[0] ? (uint32_t)length : 0, NULL);
         if (!logits)
             return complain("a pass is refused");
         write_fd(out, logits, model.config->vocab * sizeof *logits);

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,15 +31,14 @@ from edge.model.architectures.angles import Angles
 from edge.model.cores import Attention, Rope
 from edge.model.model import open_model
 from edge.model.structure.layers import Block
-from edge.run.sequences.sequence import TokenSequence
+from edge.run.sequences.rows import SequenceRows
 from edge.types import AnyArray, FloatArray, IntArray
 
 _SPEC = open_model(GOLDEN / "llama-gqa-tied.gguf").spec  # of any model: sequences ask it for little
 SINKS = 4  # of the plan; others are pinned in the session
-HARNESS = Path(__file__).parents[1] / "runtime" / "kv_harness.c"
 SOURCES = (
-    "rows.c", "kv.c", "kv_keys.c", "kv_regions.c", "kv_state.c", "policy.c", "scores.c", "model.c", "error.c",
-    *PLATFORM,
+    "kv_harness.c", "rows.c", "kv.c", "kv_keys.c", "kv_regions.c", "kv_state.c", "policy.c", "scores.c", "model.c",
+    "error.c", *PLATFORM,
 )  # fmt: skip
 
 
@@ -140,9 +138,8 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
         case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,
         uneven=case.uneven, pinned=pinned_rows(rule) if rule.close_gaps else 0,
     )  # fmt: skip
-    memory, state = (
-        KVMemory.of(shape, case.layer_kinds, config, case.context), FixedState(case.states) if case.states else None
-    )  # fmt: skip
+    memory = KVMemory.of(shape, case.layer_kinds, config, case.context)
+    state = FixedState(case.states) if case.states else None
     arrays = {name: array.zeros() for name, array in memory.bookkeeping().items()}
 
     def make_arena(size: ArenaSize) -> Arena[HostRows]:
@@ -161,16 +158,11 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
     return kv
 
 
-def make_sequence(case: Case, kv: object) -> TokenSequence:
+def make_rows(case: Case, kv: object) -> SequenceRows:
     """Policies as a session applies them."""
-    capabilities = SimpleNamespace(verifies=False)
-    engine = SimpleNamespace(kv=kv, spec=replace(_SPEC, context=case.context), capabilities=capabilities)
-    config = SimpleNamespace(chunk=case.chunk, drafts=0, mtp=False)
-    plan = SimpleNamespace(
-        kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=config, snapshots=0
-    )
-    learned = case.learned if case.rule.needs.ranks else None
-    return TokenSequence(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None), learned=learned)
+    engine = SimpleNamespace(kv=kv, spec=replace(_SPEC, context=case.context))
+    plan = SimpleNamespace(kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, snapshots=0)
+    return SequenceRows(cast(Any, engine), cast(Any, plan), None, case.learned if case.rule.needs.ranks else None)
 
 
 ROWS = ("keys", "values", "key_scales", "value_scales")
@@ -184,46 +176,22 @@ class Pointers(ctypes.Structure):
     ]
 
 
-CHOICE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32))
-
-
 def library() -> Any:
-    c = load_runtime(*SOURCES, HARNESS)
-    pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
-    for name, result, arguments in (
-        ("make_session", pointer, [pointer] * 5),
-        ("free_session", None, [pointer]),
-        ("session_kv", pointer, [pointer]),
-        ("session_policy", pointer, [pointer]),
-        ("save_session", ctypes.c_size_t, [pointer, pointer]),
-        ("load_session", ctypes.c_int32, [pointer, ctypes.c_char_p, ctypes.c_size_t, pointer]),
-        ("kv_arguments", Pointers, [pointer]),
-        ("kv_next_position", ctypes.c_int64, [pointer]),
-        ("kv_next_rope_position", ctypes.c_int64, [pointer]),
-        ("kv_lengthened", ctypes.c_bool, [pointer]),
-        ("kv_can_truncate", ctypes.c_bool, [pointer, u32]),
-        ("kv_bytes", u64, [pointer]),
-        ("kv_fixed", u64, [pointer]),
-        ("kv_remembered", u64, [pointer]),
-        ("kv_latest", u32, [pointer, u32]),
-        ("kv_saved_bytes", u64, [pointer]),
-        ("kv_keep", None, [pointer, pointer, u32]),
-        ("kv_keep_heads", None, [pointer, CHOICE, pointer, pointer]),
-        ("kv_head_length", u32, [pointer, u32]),
-        ("kv_attention", None, [pointer, u32, pointer, pointer]),
-        ("policy_pin", None, [pointer, u32, u32]),
-        ("policy_shrink", u32, [pointer, pointer, u32]),
-        ("policy_make_room", ctypes.c_bool, [pointer, pointer, u32, ctypes.POINTER(u64)]),
-        *((f"kv_{each}", u32, [pointer]) for each in ("length", "free", "capacity", "heads")),
-        *(
-            (f"kv_{each}", None, [pointer, u32])
-            for each in ("announce", "prepare", "appended", "truncate", "shrink", "remember")
-        ),
-        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear")),
-    ):
-        function = getattr(c, name)
-        function.restype, function.argtypes = result, arguments
+    c = load_runtime(*SOURCES)
+    results: dict[Any, tuple[str, ...]] = {
+        ctypes.c_void_p: ("make_session", "session_kv", "session_policy"), Pointers: ("kv_arguments",),
+        ctypes.c_int64: ("kv_next_position", "kv_next_rope_position"),
+        ctypes.c_uint64: ("kv_bytes", "kv_fixed", "kv_remembered", "kv_saved_bytes", "save_session"),
+        ctypes.c_bool: ("kv_lengthened", "kv_can_truncate", "policy_make_room"),
+    }  # fmt: skip
+    for result, names in results.items():
+        for name in names:
+            getattr(c, name).restype = result
     return c
+
+
+def pointer(array: AnyArray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 @dataclass
@@ -260,15 +228,16 @@ class InC:
             [each.reshape(-1) for each in case.learned.layers.values()] or [np.zeros(0, np.float32)]
         )
         self._kept = [config, layers, np.frombuffer(_angles(case), np.uint8), self.normals, weights]
-        self.session = self.c.make_session(*(each.ctypes.data for each in self._kept))
-        self.kv, self.policy = self.c.session_kv(self.session), self.c.session_policy(self.session)
+        self.session = ctypes.c_void_p(self.c.make_session(*map(pointer, self._kept)))
+        self.kv = ctypes.c_void_p(self.c.session_kv(self.session))
+        self.policy = ctypes.c_void_p(self.c.session_policy(self.session))
         self.c.policy_pin(self.policy, pinned, case.capacity)
 
     def close(self) -> None:
         self.c.free_session(self.session)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments: getattr(self.c, f"kv_{name}")(self.kv, *arguments)
+        return lambda *arguments: getattr(self.c, f"kv_{name}")(self.kv, *map(int, arguments))
 
     def array(self, name: str, like: AnyArray) -> AnyArray:
         """The memory that a pass reads and writes, as the twin's array."""
@@ -281,39 +250,27 @@ class InC:
         same.arrays = {name: self.array(prefix + name, array) for name, array in twin.arrays.items()}
         return same
 
-    def keep(self, rows: IntArray) -> None:
-        self.c.kv_keep(self.kv, rows.ctypes.data, rows.size)
-
-    def keep_heads(self, rows: Sequence[IntArray]) -> None:
-        room = np.zeros(3 * self.case.capacity, np.int32)
-
-        def choose(_: object, head: int, out: Any) -> int:
-            ctypes.memmove(out, rows[head].ctypes.data, rows[head].nbytes)
-            return rows[head].size
-
-        self.c.kv_keep_heads(self.kv, CHOICE(choose), None, room.ctypes.data)
-
     def make_room(self, count: int) -> bool:
-        return bool(self.c.policy_make_room(self.policy, self.kv, count, ctypes.byref(self.evicted)))
+        return bool(self.c.policy_make_room(self.policy, self.kv, int(count), ctypes.byref(self.evicted)))
 
     def evict(self, budget: int) -> None:
-        self.evicted.value += self.c.policy_shrink(self.policy, self.kv, budget)
+        self.evicted.value += self.c.policy_shrink(self.policy, self.kv, int(budget))
 
     def ages(self) -> AnyArray:
         """[heads, length]."""
         ages = np.zeros((self.c.kv_heads(self.kv), self.c.kv_length(self.kv)), np.int32)
         paid = np.zeros(ages.shape, np.float32)
         for head, (one, other) in enumerate(zip(paid, ages, strict=True)):
-            self.c.kv_attention(self.kv, head, one.ctypes.data, other.ctypes.data)
+            self.c.kv_attention(self.kv, head, pointer(one), pointer(other))
         return ages
 
     def save(self) -> bytes:
         out = np.zeros(self.c.kv_saved_bytes(self.kv), np.uint8)
-        assert self.c.save_session(self.session, out.ctypes.data) == out.size
+        assert self.c.save_session(self.session, pointer(out)) == out.size
         return out.tobytes()
 
     def load(self, saved: bytes) -> int:
-        return int(self.c.load_session(self.session, saved, len(saved), None))
+        return int(self.c.load_session(self.session, saved, ctypes.c_size_t(len(saved)), None))
 
 
 def _angles(case: Case) -> bytes:

@@ -1,12 +1,12 @@
-"""The C runtime's budgets: the decisions of governor.py, and the readings of meters.py, in edge/run/budgets."""
+"""The C runtime's budgets: its watch stops, pauses and counts joules as that of edge/run/budgets."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,133 +22,21 @@ from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
 from edge.devices.profiles.profile import Power
 from edge.run.budgets import meters
-from edge.run.budgets.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide
+from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import Watch
 
-HARNESS = Path(__file__).parents[1] / "runtime" / "watch_harness.c"
 STOPS = {6: "time", 7: "energy", 8: "power", 9: "thermal", 10: "memory"}  # edge_finish
-SENSORS = ("time", "joules", "celsius")
-CAUSES = dict(enumerate(get_args(Cause), 1))
-
-
-def struct(name: str, fields: list[tuple[str, Any]]) -> Any:
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-def doubles(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_double) for name in names]
-
-
-CLimits = struct("CLimits", doubles("deadline", "energy", "power", "max_temp"))
-CMemory = struct("CMemory", doubles("needed", "spare", "private", "limit", "available", "stalled"))
-CSample = struct("CSample", [*doubles(*SENSORS), ("has_memory", ctypes.c_bool), ("memory", CMemory)])
-CState = struct(
-    "CState",
-    [
-        ("last", CSample),
-        *doubles("token", "each", "pace", "debt", "idle", "duty", "rest", "error", "corrected_at", "paused"),
-        *doubles("coolest", "cooled_at", "gave_at"),
-        ("ran", ctypes.c_int64),
-        ("short", ctypes.c_int32),
-    ],
-)
-CDecision = struct("CDecision", [("stop", ctypes.c_int32), *doubles("pause", "give"), ("cause", ctypes.c_int)])
+MIB = 1 << 20
 
 
 def library() -> ctypes.CDLL:
-    lib = load_runtime(HARNESS, "budgets.c")
-    lib.governor_decide.restype = CDecision
-    for name in ("governor_affordable", "watch_affordable"):
-        getattr(lib, name).restype = ctypes.c_int64
+    lib = load_runtime("watch_harness.c", "budgets.c")
+    lib.watch_affordable.restype = ctypes.c_int64
     for name in ("watch_paused", "watch_joules"):
         getattr(lib, name).restype = ctypes.c_double
     lib.watch_size.restype = ctypes.c_size_t
     lib.watch_measured.restype = ctypes.c_bool
     return lib
-
-
-def number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def c_limits(limits: RunLimits) -> Any:
-    return CLimits(*(number(getattr(limits, name)) for name, _ in CLimits._fields_))
-
-
-def c_sample(sample: Sample) -> Any:
-    memory = CMemory(*map(number, astuple(sample.memory))) if sample.memory else CMemory()
-    return CSample(sample.time, number(sample.joules), number(sample.celsius), sample.memory is not None, memory)
-
-
-class Both:
-    """The governor, called twice: its decisions and what it carries on must be the same."""
-
-    def __init__(self, state: State) -> None:
-        self.state = CState()
-        library().governor_init(ctypes.byref(self.state), ctypes.c_double(state.last.time))
-        self.check(state)
-
-    def check(self, state: State) -> None:
-        for field in fields(State):
-            if field.name == "last":
-                pairs = [(getattr(self.state.last, name), getattr(state.last, name)) for name in SENSORS]
-            else:
-                pairs = [(getattr(self.state, field.name), getattr(state, field.name))]
-            for found, expected in pairs:
-                assert found == number(expected) or (math.isnan(found) and expected is None), field.name
-
-    def decide(self, limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
-        decision, state = decide(limits, state, now, tokens)
-        c = library().governor_decide(
-            ctypes.byref(c_limits(limits)), ctypes.byref(self.state), ctypes.byref(c_sample(now)),
-            ctypes.c_int64(tokens),
-        )  # fmt: skip
-        assert Decision(STOPS.get(c.stop), c.pause, int(c.give), CAUSES.get(c.cause)) == decision  # type: ignore[arg-type]
-        self.check(state)
-        return decision, state
-
-    def affordable(self, limits: RunLimits, state: State, tokens: int, now: float, spent: float) -> None:
-        found = library().governor_affordable(
-            ctypes.byref(c_limits(limits)), ctypes.byref(self.state), ctypes.c_int64(tokens), ctypes.c_double(now),
-            ctypes.c_double(spent),
-        )  # fmt: skip
-        assert found == affordable(limits, state, tokens, now, spent)
-
-
-def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.one_of(st.none(), values)
-
-
-MIB = 1 << 20
-LIMITS = st.builds(
-    RunLimits, deadline=maybe(st.floats(0.1, 60)), energy=maybe(st.floats(0.01, 50)),
-    power=maybe(st.floats(0.1, 10)), max_temp=maybe(st.floats(20, 60)),
-)  # fmt: skip
-MEMORY = st.builds(
-    MemoryReading, needed=st.integers(0, 200 * MIB), spare=st.sampled_from([0, 0, 1, 3 * MIB, 50 * MIB]),
-    private=maybe(st.integers(0, 200 * MIB)), limit=maybe(st.integers(0, 200 * MIB)),
-    available=maybe(st.integers(0, 200 * MIB)), stalled=maybe(st.floats(0, 30)),
-)  # fmt: skip
-MICROJOULES = st.integers(-100_000, 2_000_000).map(lambda n: n * 1e-6)  # what no meter shows overflows divisions
-STEP = st.tuples(
-    st.sampled_from([0.0, 1e-4, 0.02, 0.3, 4.0]), maybe(MICROJOULES), maybe(st.floats(15, 80)), maybe(MEMORY),
-    st.sampled_from([0, 1, 1, 1, 7, 64]), st.integers(1, 600),
-)  # fmt: skip
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(limits=LIMITS, steps=st.lists(STEP, min_size=1, max_size=30))
-def test_any_readings_give_the_decisions_of_python(limits: RunLimits, steps: list[Any]) -> None:
-    state = State(Sample(0.0, 0.0))
-    both, time, joules = Both(state), 0.0, 0.0
-    for elapsed, spent, celsius, memory, tokens, prompt in steps:
-        time, joules = time + elapsed, joules + (spent or 0.0)
-        sample = Sample(time, None if spent is None else joules, None, celsius, memory)
-        _, state = both.decide(limits, state, sample, tokens)
-        both.affordable(limits, state, prompt, time, joules)
-
-
-# Readings
 
 
 @dataclass
@@ -207,7 +95,7 @@ class App:
         self.lib.watch_bytes(self.c, ctypes.c_double(nbytes))
         self.lib.watch_read(self.c, ctypes.byref(self.readings()), True)
 
-    def readings(self) -> Readings:
+    def readings(self) -> Any:
         return Readings(self.joules if self.measured else -1.0, self.celsius, self.headroom, self.available)
 
     def heat(self) -> float:
@@ -249,12 +137,13 @@ WORK = st.tuples(
 )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     options=st.fixed_dictionaries(
         {},
         optional={
-            "time": st.floats(2, 40), "energy": st.floats(1, 20), "power": st.floats(0.5, 5),
+            "time": st.floats(2, 40), "energy": st.floats(1, 20),
+            "power": st.floats(0.6, 5),  # idle watts of 0.5 would be more or less by rounding
             "max_temp": st.floats(25, 60), "headroom": st.floats(0.3, 1.2),
         },
     ),
@@ -326,17 +215,3 @@ def test_memory_is_returned_until_none_is_left(spare: int) -> None:
     assert app.c_look(1, spare) == ((None, min(spare, 11 * MIB)) if spare else ("memory", 0.0))
     app.now.value += 0.6
     assert app.c_look(1, 3 * MIB) == (None, 0.0)  # not again before the app has read it again
-
-
-def test_last_tokens_stay_within_the_power_limit() -> None:
-    app = App({"power": 2.0}, True, Power())
-    app.start()
-    app.work(1.0, 2.0, 0)
-    assert app.look(1) is None
-    app.work(0.5, 4.0, 0)  # the last token: nothing comes behind it
-    app.pay(cancelled=1)
-    before = app.lib.watch_paused(app.c)
-    app.pay()
-    assert app.lib.watch_paused(app.c) > before
-    seconds = app.now.value - 1000.0
-    assert 2.0 * seconds == pytest.approx(6.0, abs=0.01)

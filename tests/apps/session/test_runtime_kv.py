@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import exhaustive
-from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
+from runtime_kv import Case, InC, make_rows, make_twin, new_rows
 
 from edge.apps.gpu_programs import SNAPSHOTS
 from edge.backends.kv_cache import KVState, RewindError
@@ -35,7 +35,6 @@ CASES = {
     "ring int8": Case("h2o", "int8", **RINGED, context=150),
     "small values": Case(kv_heads=2, head=48, value=16, dtype="int8"),
     "latent": Case(**LATENT, keep=19),
-    "latent int8": Case(dtype="int8", **LATENT),
     "latent int4": Case(dtype="int4", **LATENT, keep=19),
     "latent h2o": Case("h2o", "int8", **LATENT, context=150),
     "apart": Case(**RINGED, kv_heads=1, head=32, ring=(2, 16)),
@@ -48,11 +47,9 @@ CASES = {
     "kvzap int8": Case("kvzap:floor=0.5,kernel=1", "int8", head=80, pairs=40, keep=9),
     "kvzap int4": Case("kvzap", "int4", head=160, pairs=48, capacity=45, context=100),
     "kvzap even": Case("kvzap:floor=1", "f32", **RINGED, context=150),
-    "kvzap ring": Case("kvzap:floor=0", "int8", **RINGED),
     "kvzap latent": Case("kvzap", "int8", **LATENT, long_from=80, balance=-5),
     "kvzap states": Case("kvzap", "int8", **HYBRID, context=150),
     "states": Case(**HYBRID),
-    "states h2o": Case("h2o", "int8", **HYBRID, context=150),
     "states ring": Case(windows=(20, 0, 0), kinds=(1, 0, 0), states=(0, 0, 48)),
 }
 STEPS = 60
@@ -68,13 +65,13 @@ class Pair:
         self.normals = self.rng.standard_normal((heads, case.longest)).astype(np.float32)
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
-        self.sequence = make_sequence(case, self.twin)
+        self.rows = make_rows(case, self.twin)
         self.ends: dict[int, KVState] = {}  # to which both can go back, by their numbers of rows
 
     def run(self, count: int) -> None:
-        count, evicted = min(count, self.case.chunk), self.sequence.rows.evicted
-        fits = self.sequence.rows.make_room(count)
-        self.ends = self.ends if evicted == self.sequence.rows.evicted else {}
+        count, evicted = min(count, self.case.chunk), self.rows.evicted
+        fits = self.rows.make_room(count)
+        self.ends = self.ends if evicted == self.rows.evicted else {}
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
@@ -109,25 +106,15 @@ class Pair:
 
     def step(self) -> None:
         twin, c, rng = self.twin, self.c, self.rng
-        names = ["run"] * 3 + ["one", "evict", "keep", "truncate", "shrink", "renumber", "save", "remember"]
+        names = ["run"] * 3 + ["one", "evict", "truncate", "shrink", "renumber", "save", "remember"]
         name = rng.choice(names)
         if name in ("run", "one"):
             self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
         elif name == "evict":
             budget = min(int(rng.integers(max(1, twin.length // 2), twin.length + 2)), twin.capacity)
             self.ends = self.ends if budget >= twin.length else {}
-            self.sequence.rows.shrink(budget)
+            self.rows.shrink(budget)
             c.evict(budget)
-        elif name == "keep" and self.sequence.rows.policy.evicts:
-            share, self.ends = rng.random() / 2, {}
-            lengths = twin.head_lengths.reshape(-1)
-            rows = [np.sort(rng.permutation(each)[int(share * each) :]).astype(np.int32) for each in lengths]
-            if self.sequence.rows.policy.close_gaps:
-                twin.keep(rows[0], close_gaps=True)
-                c.keep(rows[0])
-            else:
-                twin.keep_heads(rows)
-                c.keep_heads(rows)
         elif name == "truncate":
             length = int(rng.integers(max(0, twin.length - 30), twin.length + 1))
             self.truncate(int(rng.choice(list(self.ends))) if self.ends and rng.random() < 0.7 else length)
@@ -181,7 +168,7 @@ class Pair:
         assert lengths == twin.head_lengths.reshape(-1).tolist()
         assert c.lengthened() == bool(twin.rope.suffix)
         assert (c.bytes(), c.fixed()) == (twin.nbytes - twin.fixed, twin.fixed)
-        assert c.evicted.value == self.sequence.rows.evicted
+        assert c.evicted.value == self.rows.evicted
         if twin.state:
             np.testing.assert_array_equal(c.array("states", twin.state.values), twin.state.values)
             assert c.remembered() == SNAPSHOTS * twin.state.nbytes

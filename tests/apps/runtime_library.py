@@ -19,7 +19,9 @@ from edge.apps.constants import CONSTANTS, constants_header
 from edge.apps.library import COMMON, EARS, GPU, NPU, RUNTIME, runtime_files
 
 C_FILES = runtime_files("*.c")
-NAMES = {path.name: path for path in RUNTIME.rglob("*.c")}
+GPU_FILES, NPU_FILES, EARS_FILES = (sorted(folder.glob("*.c")) for folder in (GPU, NPU, EARS))
+PROGRAMS = Path(__file__).parent / "runtime"  # of tests, in C
+NAMES = {path.name: path for path in (*RUNTIME.rglob("*.c"), *PROGRAMS.glob("*.c"))}
 PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
 CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
@@ -38,15 +40,15 @@ def includes() -> tuple[str, ...]:
 
 
 @lru_cache
-def load_runtime(*sources: str | Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """The files of the runtime with these names, and others by their paths, compiled into one library. Functions that
-    tests call must not be static."""
-    return ctypes.CDLL(str(build(sources, ("-shared", "-fPIC", *flags), ".so")))
+def load_runtime(*sources: str | Path) -> ctypes.CDLL:
+    """The files of the runtime and of PROGRAMS with these names, and others by their paths, compiled into one library.
+    Functions that tests call must not be static."""
+    return ctypes.CDLL(str(build(sources, ("-shared", "-fPIC"), ".so")))
 
 
 def build(
     sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str = "", compiler: str = "cc",
-    libraries: Sequence[str] = ("-lm", "-lpthread"),
+    libraries: Sequence[str] = ("-lm", "-lpthread", "-ldl"),
 ) -> Path:  # fmt: skip
     """A library or a program in the tests' cache folder, built if sources have changed. Skips without a compiler."""
     if shutil.which(compiler) is None:
