@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,15 @@ import pytest
 from bundles import bundle_of, model_of
 from conftest import CACHE, SOME_GPU
 from ctypes_bundle import Bundle, BundleSession, open_bundle
+from lora_files import write_adapter
 from runtime_library import build
 
 import edge
 from edge.apps.enums import Engine, Finish, Role
+from edge.apps.sections.adapter_file import export_adapter
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
-from edge.errors import EngineError
+from edge.errors import EdgeError, EngineError
 from edge.run.session import Session
 
 MODEL = "llama-gqa-tied"
@@ -78,20 +79,17 @@ def ask_both(
     return text
 
 
-def check_follow_up(gpu: BundleSession, cpu: BundleSession) -> None:
-    """A conversation goes on as on the CPU, and its state on the other engine."""
-    for _ in range(3):
-        assert gpu.answer(PROMPT, Role.RAW) == cpu.answer(PROMPT, Role.RAW)
-    cpu.load(gpu.save())
-    gpu.load(cpu.save())
-    assert gpu.answer("And?", Role.RAW) == cpu.answer("And?", Role.RAW)
-    assert gpu.use()["evicted"] > 20
+def variable(driver: ctypes.CDLL, name: str) -> Any:
+    """A variable of a driver of tests: a flag, or a count."""
+    flags = ("is_gpu", "refuses", "copies", "compiles", "hangs")
+    kind: Any = ctypes.c_uint32 if name in flags else ctypes.c_double if name == "ahead" else ctypes.c_int64
+    return kind.in_dll(driver, f"driver_{name}")
 
 
 def check_lost_device(bundle: Bundle, driver: ctypes.CDLL, error: str, later: int = 300, **options: Any) -> None:
     """Lost in a prompt, in an answer, and when a state is saved; another session goes on. driver: its variables. later:
     submissions until it is lost in an answer."""
-    runs, fails_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "fails_at"))
+    runs, fails_at = variable(driver, "runs"), variable(driver, "fails_at")
     with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
         expected = cpu.answer(PROMPT, Role.RAW)
     for more in (3, later):
@@ -113,7 +111,7 @@ def cancelled_session(
     bundle: Bundle, driver: ctypes.CDLL, **options: Any
 ) -> Iterator[tuple[BundleSession, ctypes.c_int64, ctypes.c_int64]]:
     """A session on the GPU, the driver's count of submissions, and the one at which the driver cancels it."""
-    runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
+    runs, cancels_at = variable(driver, "runs"), variable(driver, "cancels_at")
     with bundle.session(engine=Engine.GPU, **GREEDY, **options) as gpu:
         ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
         yield gpu, runs, cancels_at
@@ -134,32 +132,60 @@ def check_cancelled_prompt(bundle: Bundle, driver: ctypes.CDLL, **options: Any) 
 
 
 def answers_in_c(
-    sources: Sequence[Path], flags: Sequence[str], model: Path, engine: Engine, kept: str | Path, count: int,
+    program: Path, model: Path, engine: Engine, kept: str | Path, count: int,
     environment: Mapping[str, str] = os.environ,
 ) -> str:  # fmt: skip
-    """The output of a program in C: three turns, saved states and evictions on this engine as on the CPU. kept: what
-    the engine reads or writes."""
-    built = build([Path(__file__).parents[1] / "runtime" / "gpu_answers.c", *sources], flags)
+    """The output of gpu_answers.c: three turns, saved states and evictions on this engine as on the CPU. kept: what the
+    engine reads or writes."""
     done = subprocess.run(
-        [built, model, str(int(engine)), kept, str(count)], capture_output=True, text=True, timeout=900, check=False,
+        [program, model, str(int(engine)), kept, str(count)], capture_output=True, text=True, timeout=900, check=False,
         env={**environment, "ASAN_OPTIONS": "detect_leaks=0"},  # drivers keep memory until the process ends
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
     return done.stdout
 
 
-def check_peak(name: str, folder: Path, environment: Mapping[str, str]) -> None:
-    """Of a process without Python: three turns on the GPU, with nothing compiled before, then with all that edge and
-    the driver keep. The session of the CPU beside it is small."""
-    bundle, measured = bundle_of(name, gpu=True, **ROWS), Path(__file__).parents[1] / "runtime" / "peak.c"
-    peak = json.loads((bundle / "manifest.json").read_text())["gpu"]["peak"]
-    kept, compiled = folder / "kept", folder / "compiled"
-    for each in (kept, compiled):
-        each.mkdir()
-    drivers = dict.fromkeys(("MESA_SHADER_CACHE_DIR", "POCL_CACHE_DIR"), str(compiled))
+def peak_in_c(
+    bundle: Path, engine: Engine, kept: str | Path, count: int, environment: Mapping[str, str] = os.environ
+) -> int:
+    """Bytes of a process without Python. The session of the CPU beside that of the engine is small."""
     flags = (f"-Wl,-rpath,{bundle}", "-Dmain=measured")
-    for _ in range(2):
-        parts = [measured, bundle / "libedge.so"]
-        said = answers_in_c(parts, flags, bundle / "model.edge", Engine.GPU, kept, 8, {**environment, **drivers})
-        assert 8 << 20 < int(said.split()[-1]) < peak
-    assert any(compiled.iterdir())  # or else the first run has compiled nothing
+    program = build(["gpu_answers.c", "peak.c", bundle / "libedge.so"], flags)
+    return int(answers_in_c(program, bundle / "model.edge", engine, kept, count, environment).split()[-1])
+
+
+def check_adapters(folder: Path, library: Path | None = None, **options: Any) -> None:
+    """Answers with adapters are those of the GPU engine, one after the other in one session, with evictions: a part of
+    an adapter, another, two together, none. A refused one leaves none. folder: an empty one."""
+    whole, other = (str(write_adapter(folder / f"{rank}.gguf", model_of(MODEL), rank, seed=rank)) for rank in (20, 7))
+    first, rank, chosen = f"{whole}:0.5", {"lora_rank": 32}, ROWS | options
+    bundle, drawn = bundle_of(MODEL, gpu=True, **rank, **chosen), {"temperature": 1.0, "seed": 7}
+
+    def packed(lora: str, target: Path = bundle) -> bytes:
+        export_adapter(model_of(MODEL), lora, target, folder / "a.edge", force=True)
+        return (folder / "a.edge").read_bytes()
+
+    with (
+        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=f"{first},{other}", **chosen) as python,
+        open_bundle(bundle, library) as opened,
+        opened.session(engine=Engine.GPU, cache=kernels()) as exported,
+    ):
+        texts = []
+        for lora in (None, first, other, f"{other},{first}", None, first):
+            python.set_lora(lora)
+            exported.set_adapter(packed(lora) if lora else None)
+            texts.append(ask_both(python, exported, 48, **drawn))
+        exported.set_adapter(packed(whole), 0.5)
+        texts.append(ask_both(python, exported, 48, **drawn))
+        assert texts[0] == texts[4]
+        assert texts[1] == texts[5] == texts[6]
+        assert len({*texts[:4]}) == 4
+        assert (exported.use()["evicted"] > 20, exported.use()["lora"]) == (True, 0)
+        python.set_lora(None)
+        for data, scale, says in (
+            (packed(whole)[:-40], 1.0, "damaged or cut short"), (packed(whole), 1e6, "too large with this scale"),
+            (packed(whole, bundle_of(MODEL, **rank, **chosen)), 1.0, "not for the GPU of this bundle"),
+        ):  # fmt: skip
+            with pytest.raises(EdgeError, match=says):
+                exported.set_adapter(data, scale)
+            assert ask_both(python, exported, 48, **drawn) == texts[0]

@@ -11,18 +11,16 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import pytest
 from bundles import model_of, write_tables
 from conftest import CACHE, exhaustive
 from ctypes_bundle import Bundle, open_bundle
-from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, check_lost_device, sessions, stand_in
-from runtime_library import C_FILES, RUNTIME, build
+from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, check_lost_device, sessions, stand_in, variable
+from runtime_library import C_FILES, GPU_FILES, PROGRAMS, build
 from shared import FOLDER
 
 from edge.apps import gpu_programs
@@ -39,98 +37,65 @@ from edge.storage.fingerprint import fingerprint
 if shutil.which("c++") is None:
     pytest.skip("no C++ compiler c++", allow_module_level=True)
 
-HERE = Path(__file__).parents[1] / "runtime" / "metal"
+HERE = PROGRAMS / "metal"
 UNABLE = "A GPU cannot compile the bundle's kernels"
 
 
 @lru_cache
-def metal_bundle(name: str, *, lora_rank: int = 0, **options: Any) -> tuple[Path, Path]:
+def metal_bundle() -> tuple[Path, Path]:
     """The folder of model.edge with kernels for Metal, and a library for this machine whose GPU pass is Apple's."""
     isas = [choose_target().name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(gpu_programs.HOSTS, "linux", gpu_programs.HOSTS["ios"])
-        wanted = Options().updated(**options)
-        bundle = with_gpu(prepare(model_of(name), find_profile(HOST), wanted, isas, lora_rank, gpu=True))
+        bundle = with_gpu(prepare(model_of(MODEL), find_profile(HOST), Options().updated(**ROWS), isas, gpu=True))
     folder = Path(mkdtemp(dir=FOLDER))
     sections = make_sections(bundle)
     file = bundle.model.file
     sha256 = bytes.fromhex(fingerprint(file.path).sha256)
     write_model(folder / "model.edge", sections, sha256, file, bundle.layout, gpu=bundle.gpu)
     tables = write_tables({"trusted.c": trusted_source(sections), "passes.c": passes_source(bundle.designs)})
-    return folder, _library([*tables, *exported_objects(bundle.designs)])
-
-
-def _library(parts: list[Path], *more: str) -> Path:
     compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
     kept = CACHE / "metal" / hashlib.sha256((compiler + (HERE / "metal_stdlib").read_text()).encode()).hexdigest()[:16]
     kept.mkdir(parents=True, exist_ok=True)
     flags = (
-        f"-I{RUNTIME / 'gpu'}", "-O1", "-ldl", "-shared", "-fPIC", "-DEDGE_METAL", "-Ddlopen=driver_open",
-        "-Ddlsym=driver_function", f'-DMETAL_CACHE="{kept}"', f'-DMETAL_INCLUDE="{HERE}"', *more,
+        "-O1", "-shared", "-fPIC", "-DEDGE_METAL", "-Ddlopen=driver_open", "-Ddlsym=driver_function",
+        f'-DMETAL_CACHE="{kept}"', f'-DMETAL_INCLUDE="{HERE}"',
     )  # fmt: skip
-    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c"))]
-    return build([HERE / "framework.c", *sources, *parts], flags, ".so")
-
-
-class Framework:
-    """The variables of framework.c."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-
-    def variable(self, name: str) -> Any:
-        kinds = {"refuses": ctypes.c_uint32, "compiles": ctypes.c_uint32, "bytes": ctypes.c_uint64}
-        return kinds.get(name, ctypes.c_int64).in_dll(self.library, f"driver_{name}")
-
-    def __getattr__(self, name: str) -> int:
-        return int(self.variable(name).value)
-
-    def set(self, **values: int) -> None:
-        for name, value in values.items():
-            self.variable(name).value = value
-
-    @property
-    def error(self) -> str:
-        return bytes((ctypes.c_char * 256).in_dll(self.library, "driver_error").value).decode()
+    parts = [HERE / "framework.c", *C_FILES, *GPU_FILES, *tables, *exported_objects(bundle.designs)]
+    return folder, build(parts, flags, ".so")
 
 
 @pytest.fixture
-def framework() -> Iterator[Framework]:
+def bundle() -> Iterator[Bundle]:
     """After the test, every message was one that Metal takes, and no object of a session is left."""
-    found = Framework(metal_bundle(MODEL, **ROWS)[1])
-    yield found
-    found.set(refuses=0, fails_at=-1, cancels_at=-1)
-    assert (found.error, found.objects, found.bytes) == ("", 0, 0)
+    with open_bundle(*metal_bundle()) as opened:
+        yield opened
+        for name, value in (("refuses", 0), ("fails_at", -1), ("cancels_at", -1)):
+            variable(opened.library, name).value = value
+        said = bytes((ctypes.c_char * 256).in_dll(opened.library, "driver_error").value).decode()
+        assert (said, *(variable(opened.library, name).value for name in ("objects", "bytes"))) == ("", 0, 0)
 
 
-@contextmanager
-def opened(name: str = MODEL, **options: Any) -> Iterator[Bundle]:
-    with open_bundle(*metal_bundle(name, **ROWS | options)) as bundle:
-        yield bundle
-
-
-def test_answers_are_those_of_the_gpu_engine_evictions_included(
-    framework: Framework, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_those_of_the_gpu_engine_evictions_included(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "opencl", "wgpu")
-    folder, library = metal_bundle(MODEL, **ROWS)
+    folder, library = metal_bundle()
     with sessions(MODEL, library, folder, **ROWS) as (python, exported):
-        ask_both(python, exported, 90, temperature=0.0)
-        ask_both(python, exported, 60, temperature=1.0, seed=7)
+        ask_both(python, exported, 60, temperature=0.0)
+        ask_both(python, exported, 40, temperature=1.0, seed=7)
         use = exported.use()
         assert (use["engine"], use["gpu"], use["evicted"] > 20) == (Engine.GPU, "A GPU", True)
 
 
-def test_weights_stay_where_the_file_is_mapped(framework: Framework) -> None:
+def test_weights_stay_where_the_file_is_mapped(bundle: Bundle) -> None:
     """Metal has memory of its own for the other buffers only; where it refuses, for copies of the weights, too."""
-    with opened() as bundle:
-        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-            answer, own, counted = gpu.answer(PROMPT, Role.RAW), framework.bytes, gpu.use()["gpu_bytes"]
-        framework.set(refuses=8)
-        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-            assert gpu.answer(PROMPT, Role.RAW) == answer
-            assert gpu.use()["gpu_bytes"] == counted == framework.bytes
-        assert own < counted / 2
+    taken = variable(bundle.library, "bytes")
+    with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+        answer, own, counted = gpu.answer(PROMPT, Role.RAW), taken.value, gpu.use()["gpu_bytes"]
+    variable(bundle.library, "refuses").value = 8
+    with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+        assert gpu.answer(PROMPT, Role.RAW) == answer
+        assert gpu.use()["gpu_bytes"] == counted == taken.value
+    assert own < counted / 2
 
 
 @pytest.mark.parametrize(("refuses", "error", "says"), [
@@ -143,19 +108,17 @@ def test_weights_stay_where_the_file_is_mapped(framework: Framework) -> None:
     exhaustive(7, BudgetError, "A GPU cannot hold the model"),
 ])  # fmt: skip
 def test_refusals_are_statuses_and_the_cpu_answers(
-    framework: Framework, refuses: int, error: type[Exception], says: str, tmp_path: Path
+    bundle: Bundle, refuses: int, error: type[Exception], says: str, tmp_path: Path
 ) -> None:
-    framework.set(refuses=refuses)
-    with opened() as bundle:
-        with pytest.raises(error) as raised:
-            bundle.session(engine=Engine.GPU)
-        assert str(raised.value) == f"{says}: set engine to cpu or auto"
-        with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
-            use = session.use()
-            assert (use["engine"], use["engine_why"]) == (Engine.CPU, says.partition(":")[0])
-            assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
+    variable(bundle.library, "refuses").value = refuses
+    with pytest.raises(error) as raised:
+        bundle.session(engine=Engine.GPU)
+    assert str(raised.value) == f"{says}: set engine to cpu or auto"
+    with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
+        use = session.use()
+        assert (use["engine"], use["engine_why"]) == (Engine.CPU, says.partition(":")[0])
+        assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
-def test_lost_device_is_a_status(framework: Framework) -> None:
-    with opened() as bundle:
-        check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
+def test_lost_device_is_a_status(bundle: Bundle) -> None:
+    check_lost_device(bundle, bundle.library, "Metal: Caused GPU Hang Error")
