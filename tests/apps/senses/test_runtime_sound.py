@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import bundle_of, model_of
-from conftest import GOLDEN
+from conftest import GOLDEN, exhaustive
 from ctypes_bundle import open_bundle
 from golden.sounds import LONG, SHORT, chirp
 from kotlin_programs import run_with_bundle
 from test_heard import open_golden_tower
-from test_image import COUNT, session_of
+from test_image import COUNT, reply, said, session_of
 from test_model_file import set_field
 
 import edge
@@ -30,12 +30,12 @@ from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.media.mel import HOP
 from edge.media.resample import Resampler
 from edge.options import Options
-from edge.types import FloatArray
 
 pytestmark = pytest.mark.slow
 
 TEXT = GOLDEN / "heard" / "qwen2.gguf"
-CHOSEN: dict[str, Any] = {"kv_dtype": "f32", "kv_policy": "streaming", "sinks": 4, "max_kv_size": 320}
+ROWS: dict[str, Any] = {"kv_dtype": "f32", "kv_policy": "streaming", "sinks": 4, "max_kv_size": 320}
+CHOSEN = ROWS | {"mmproj": str(GOLDEN / "heard" / "qwen2audio.gguf")}
 SOUNDS = {"short": chirp(SHORT), "other": chirp(SHORT - 4000, 210.0), "long": chirp(LONG)}
 
 
@@ -57,17 +57,11 @@ def text_with(marker: str, path: Path) -> Path:
     return path
 
 
-def said(role: str, *parts: str | FloatArray) -> dict[str, Any]:
-    content = [{"type": "text", "text": each} if isinstance(each, str) else {"type": "audio", "audio": each}
-               for each in parts]  # fmt: skip
-    return {"role": role, "content": content}
-
-
 def test_answers_about_sounds_are_those_of_transformers() -> None:
     """A second turn has another sound; a saved state is loaded; sounds are evicted."""
     with np.load(TEXT.with_suffix(".npz")) as arrays:
         golden = dict(arrays)
-    bundle = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    bundle = bundle_of(str(TEXT), **CHOSEN)
     with open_bundle(bundle) as opened, session_of(opened) as session:
         session.sound(SOUNDS["short"])
         state = session.save()
@@ -99,16 +93,14 @@ def test_answers_about_sounds_are_those_of_transformers() -> None:
             opened.sound_tokens(100, 100)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2audio", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("ultravox", "voxtral"))]
-)
+@pytest.mark.parametrize("name", ["qwen2audio", *map(exhaustive, ("ultravox", "voxtral"))])
 def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_path: Path) -> None:
     """Windows that are full and that are not; rows are compared by the answers that depend on them."""
     mmproj, (tower, _) = GOLDEN / "heard" / f"{name}.gguf", open_golden_tower(name)
     text = TEXT if name == "qwen2audio" else text_with(tower.marker, tmp_path / "text.gguf")
     with (
-        open_bundle(bundle_of(str(text), mmproj=str(mmproj), **CHOSEN)) as opened, session_of(opened) as session,
-        edge.load(text, backend="reference", mmproj=mmproj, **CHOSEN) as python,
+        open_bundle(bundle_of(str(text), mmproj=str(mmproj), **ROWS)) as opened, session_of(opened) as session,
+        edge.load(text, backend="reference", mmproj=mmproj, **ROWS) as python,
     ):  # fmt: skip
         for count, rate in ((1, 16000), (700, 16000), (16000, 16000), (16001, 16000), (52000, 44100), (11000, 8000)):
             samples = chirp(count, 130.0)
@@ -117,11 +109,8 @@ def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_pat
             assert opened.sound_tokens(count, rate) == tower.layout(heard.size).tokens
             session.rewind()
             session.sound(samples, rate)
-            python.reset()
-            asked = [said("user", heard.clip(-1, 1), "What is it?")]
-            greedy = python.model.sampling(temperature=0.0)
-            expected = python.stream(messages=asked, max_tokens=COUNT, ignore_eos=True, sampling=greedy)
-            assert session.answer("What is it?")[1] == "".join(expected)
+            expected = reply(python, said("user", heard.clip(-1, 1), "What is it?"))
+            assert session.answer("What is it?")[1] == expected
 
 
 @pytest.mark.parametrize(("section", "struct", "field", "value"), [
@@ -130,7 +119,7 @@ def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_pat
 ])  # fmt: skip
 def test_damaged_ears_are_an_error(section: Section, struct: Any, field: str, value: int, tmp_path: Path) -> None:
     """A window has 100 frames and 50 states: neither a shortest sound nor a row takes more."""
-    folder = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    folder = bundle_of(str(TEXT), **CHOSEN)
     data = bytearray((folder / "model.edge").read_bytes())
     set_field(data, section, struct, field, value)
     shutil.copytree(folder, tmp_path / "bundle")
@@ -144,14 +133,13 @@ def test_damaged_ears_are_an_error(section: Section, struct: Any, field: str, va
 
 def test_plans_have_room_for_the_longest_sound() -> None:
     """Its samples, its spectrogram and its rows, besides what a text takes."""
-    mmproj = GOLDEN / "heard" / "qwen2audio.gguf"
     texts, both = (
-        prepare(model_of(str(TEXT)), find_profile(HOST), Options().updated(**CHOSEN, **more), [choose_target().name])
-        for more in ({}, {"mmproj": str(mmproj)})
+        prepare(model_of(str(TEXT)), find_profile(HOST), Options().updated(**chosen), [choose_target().name])
+        for chosen in (ROWS, CHOSEN)
     )
     tower, _ = open_golden_tower("qwen2audio")
     rows, samples = CHOSEN["max_kv_size"], CHOSEN["max_kv_size"] * 4 * HOP
-    with open_bundle(bundle_of(str(TEXT), mmproj=str(mmproj), **CHOSEN)) as opened:
+    with open_bundle(bundle_of(str(TEXT), **CHOSEN)) as opened:
         assert opened.sound_tokens(samples) == rows
     needed = 4 * (samples + samples // HOP * tower.mels + rows * tower.mmproj.projected)
     assert needed <= both.plan.bytes.scratch - texts.plan.bytes.scratch < 1.1 * needed
@@ -159,7 +147,7 @@ def test_plans_have_room_for_the_longest_sound() -> None:
 
 @pytest.mark.exhaustive
 def test_kotlin_plays_shorts(tmp_path: Path) -> None:
-    folder = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    folder = bundle_of(str(TEXT), **CHOSEN)
     shorts = (SOUNDS["short"] * 32767).astype("<i2")
     (tmp_path / "sound").write_bytes(shorts.tobytes())
     said = run_with_bundle("edge.runtime.PlayKt", folder, folder / "sounds.edge", tmp_path / "sound")
