@@ -1,4 +1,4 @@
-"""Grammars in apps: what the C runtime accepts is what llguidance, jsonschema and `re` accept, and answers match."""
+"""Grammars in apps, of answers and of calls: the C runtime accepts what llguidance, jsonschema and `re` accept."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import random
 import re
 from ctypes import byref, c_int32, c_size_t
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from bundles import bundle_of, model_of
-from conftest import exhaustive
+from bundles import bundle_of, model_of, refused
+from conftest import examples
 from ctypes_bundle import ERRORS, _Error, open_bundle
 from runtime_library import load_runtime
+from test_runtime_tools import BODIES
+from test_tool_grammar import MIXED, ROOTS, WORD
 
 from edge.apps.enums import Finish, Form, Role
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.grammar.matcher import Matcher
+from edge.tools.formats import FORMATS, ToolFormat
+from edge.tools.use import ToolUse
 from edge.types import AnyArray
+
+pytest.importorskip("llguidance")
 
 MODEL = "llama-gqa-tied"
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "number"}}, "required": ["x"]}
@@ -83,8 +88,8 @@ class Harness:
         names = ("rules", "json", "numbers", "regexp", "schema", "schema_base", "schema_scalars", "schema_members",
                  "automaton", "mask", "call_rules", "call_parts", "call_fields", "call_forms", "call_literals",
                  "call_values", "tool_list")  # fmt: skip
-        sources = [*(f"{each}.c" for each in names), Path(__file__).parents[1] / "runtime/grammar_harness.c"]
-        self.library = load_runtime(*sources, "vocabulary.c", "utf8.c", "error.c")
+        sources = [f"{each}.c" for each in (*names, "grammar_harness", "vocabulary", "utf8", "error")]
+        self.library = load_runtime(*sources)
         self.library.harness_match.restype = c_size_t
         self.tokenizer = model_of(MODEL).tokenizer
         self.pieces = [self.tokenizer.piece(each) for each in range(self.tokenizer.size)]
@@ -103,27 +108,24 @@ class Harness:
         if status := c_int32(self.library.harness_set(int(is_regex), data, c_size_t(len(data)), byref(error))).value:
             raise ERRORS.get(status, EngineError)(error.message.decode())
 
+    def matched(self, text: bytes) -> int:
+        """How many bytes may begin an answer."""
+        return int(self.library.harness_match(text, c_size_t(len(text))))
+
     def accepts(self, text: str | bytes) -> bool:
         data = text.encode() if isinstance(text, str) else text
-        return self.library.harness_match(data, c_size_t(len(data))) == len(data) and bool(
-            self.library.harness_accepts()
-        )
+        return self.matched(data) == len(data) and bool(self.library.harness_accepts())
 
     def draw(self, chance: random.Random, most: int = 60) -> bytes | None:
         """A text that is accepted, byte by byte; None if none came within so many bytes."""
         text, room = b"", (ctypes.c_uint8 * 256)()
         for _ in range(most):
-            self.library.harness_match(text, c_size_t(len(text)))
+            self.matched(text)
             ended, follows = self.library.harness_accepts(), self.library.harness_next(room)
             if ended and (not follows or chance.random() < 0.4):
                 return text
-            text += bytes(
-                [
-                    chance.choice(
-                        [each for each in room[:follows] if each < 0x80 or chance.random() < 0.3] or room[:follows]
-                    )
-                ]
-            )
+            likely = [each for each in room[:follows] if each < 0x80 or chance.random() < 0.3]
+            text += bytes([chance.choice(likely or room[:follows])])
         return text if self.accepts(text) else None
 
     def mask(self) -> AnyArray:
@@ -225,12 +227,7 @@ def test_masks_are_those_of_single_tokens(schema: Any) -> None:
     text = b""
     for _ in range(40):
         mask, room = c.mask(), range(len(c.pieces))
-        expected = [
-            bool(c.pieces[each])
-            and c.library.harness_match(text + c.pieces[each], c_size_t(len(text) + len(c.pieces[each])))
-            == len(text) + len(c.pieces[each])
-            for each in room
-        ]
+        expected = [bool(piece) and c.matched(text + piece) == len(text + piece) for piece in c.pieces]
         for end in c.tokenizer.end_ids:
             expected[end] = c.accepts(text)
         assert mask.tolist() == expected, text
@@ -277,8 +274,7 @@ def test_answers_match_within_their_limit() -> None:
         session.rewind()
         session.set(temperature=0.7, ignore_eos=1)  # bans all that the form allows
         assert session.answer("Is it?", Role.RAW)[1:] == ("", Finish.EOS)
-        with pytest.raises(InputError, match="malformed"):
-            session.constrain(Form.REGEX, "a(")
+        refused(InputError, "malformed", session.constrain, Form.REGEX, "a(")
         session.rewind()
         session.set(max_tokens=3, temperature=0)
         free = session.answer("Is it?", Role.RAW)
@@ -286,31 +282,106 @@ def test_answers_match_within_their_limit() -> None:
         session.rewind()
         assert (session.answer("Is it?", Role.RAW), session.use()["scratch"]) == (free, before)
         for form, text, said in ((9, "a", "9 is not an edge_form"), (Form.REGEX, "", "the grammar is empty")):
-            with pytest.raises(InputError, match=said):
-                session.constrain(form, text)  # type: ignore[arg-type]
+            refused(InputError, said, session.constrain, form, text)
         session.append(Role.RAW, "a")
         session.next()
-        with pytest.raises(InputError, match="an answer is being written"):
-            session.constrain(Form.REGEX, "a")
+        refused(InputError, "an answer is being written", session.constrain, Form.REGEX, "a")
 
 
-@pytest.mark.parametrize("seed", [exhaustive(each) for each in range(8)])
-def test_damaged_grammars_raise_one_error(seed: int) -> None:
-    chance, c = random.Random(seed), harness()
-    texts = [
-        *(json.dumps(each).encode() for each in SCHEMAS),
-        *(each.encode() for each in REGEXES),
-        *map(str.encode, REFUSED),
-    ]
-    for _ in range(20_000):
+def test_damaged_grammars_raise_one_error() -> None:
+    chance, c, changes = random.Random(5), harness(), b'{}[]",:\\^$()*+?|0aut-.#/'
+    texts = [each.encode() for each in (*map(json.dumps, SCHEMAS), *REGEXES, *REFUSED)]
+    for _ in range(examples(500)):
         text = bytearray(chance.choice(texts))
         for _ in range(chance.randint(1, 6)):
             at = chance.randrange(len(text) + 1)
-            text[at : at + chance.randint(0, 3)] = bytes(
-                chance.choices(b'{}[]",:\\^$()*+?|0aut-.#/', k=chance.randint(0, 3))
-            )
+            text[at : at + chance.randint(0, 3)] = bytes(chance.choices(changes, k=chance.randint(0, 3)))
         error = _Error()
         status = c.library.harness_set(chance.randint(0, 1), bytes(text), c_size_t(len(text)), byref(error))
         assert not status or error.message
         if not status:
             c.draw(chance, 20)
+
+
+# Calls of tools
+
+NOTE = {"type": "object", "required": ["text", "any"], "properties": {
+    "text": {"type": "string"}, "any": {}, "list": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    "kind": {"type": ["boolean", "null"]}, "Word": WORD, "yes": {"type": "boolean"}}}  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": each, "parameters": schema}}
+    for each, schema in {"mix": MIXED, "note": NOTE, "none": None, "all": {}}.items()
+]
+CHOICES: dict[str, Any] = {
+    "required": {"required": True}, "one": {"only": "note"}, "auto": {},
+    "single": {"required": True, "parallel": False},
+}  # fmt: skip
+
+
+def set_calls(
+    form: ToolFormat, tools: Any, *, only: str | None = None, required: bool = False, parallel: bool = True
+) -> None:
+    texts = [form.opening, form.closing, form.quote, form.arguments, form.between]
+    kept, error, data = [each.encode() for each in texts], _Error(), json.dumps(tools).encode()
+    status = c_int32(
+        harness().library.harness_calls(
+            data, c_size_t(len(data)), BODIES.index(form.body), form.joined, (ctypes.c_char_p * 5)(*kept),
+            only.encode() if only else None, int(required or only is not None), int(parallel and only is None),
+            byref(error),
+        )
+    ).value  # fmt: skip
+    if status:
+        raise ERRORS.get(status, EngineError)(error.message.decode())
+
+
+def lark(form: ToolFormat, tools: Any, **choice: Any) -> Grammar:
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in tools]
+    text = ToolUse(form, strict, **choice).grammar({})
+    assert text is not None
+    return Grammar(lark=text)
+
+
+def check_alike(form: ToolFormat, tools: Any, **choice: Any) -> None:
+    c, chance, grammar = harness(), random.Random(f"{form.name} {choice} 0"), lark(form, tools, **choice)
+    set_calls(form, tools, **choice)
+    texts = [text for _ in range(2) for text in (c.draw(chance, 400), drawn_by_llguidance(grammar, chance)) if text]
+    assert texts or choice.get("required") or choice.get("only")
+    for text in texts:
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            raise AssertionError(text) from None
+        assert judge(grammar, text) or b"\\" in text, text  # it has fewer escapes
+        assert c.accepts(text), text
+        for _ in range(4):
+            at = chance.randrange(len(text))
+            other = text[:at] + bytes([chance.choice(b'0"a,}]<> \n')]) + text[at + 1 :]
+            try:
+                other.decode()
+            except UnicodeDecodeError:
+                continue
+            assert c.accepts(other) == judge(grammar, other), other
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_calls_are_those_that_python_allows(form: ToolFormat, choice: str) -> None:
+    check_alike(form, TOOLS, **CHOICES[choice])
+
+
+BY_BODY = tuple({form.body: form for form in FORMATS}.values())  # one form of each
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_arguments_with_references_are_those_of_python(root: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": ROOTS[root]}}]
+    for form in BY_BODY:
+        check_alike(form, tools, required=True)
+
+
+def test_schemas_of_endless_objects_are_refused() -> None:
+    form = next(form for form in FORMATS if form.body == "call")
+    endless = {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}, {"$ref": "#"}]}}}
+    for schema in (endless, {"type": "object", "properties": {"child": {"allOf": [{"$ref": "#"}]}}}):
+        with pytest.raises(UnsupportedError, match="objects in more than 32 others"):
+            set_calls(form, [{"type": "function", "function": {"name": "f", "parameters": schema}}], required=True)

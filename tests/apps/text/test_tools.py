@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bundles import bundle_of
+from bundles import bundle_of, refused
 from ctypes_bundle import BundleSession, Piece, open_bundle
 from small_models import Small, write_small
+from test_runtime_tools import prompt_of
 from test_tool_grammar import MODELS, SCHEMAS, TOOLS, fits
-from test_tool_prompt import prompt_of
 
 from edge.apps.enums import Finish, Form, Role
 from edge.errors import InputError, UnsupportedError
@@ -57,14 +57,11 @@ def test_calls_that_are_required_are_made(session: BundleSession, model: Model) 
             assert fits(json.loads(arguments), SCHEMAS[name]), arguments
             assert identifier[:4] == "call"
             assert int(identifier[4:]) >= number
-        with pytest.raises(InputError, match=r"calls have their result|nothing to answer"):
-            session.next()
+        refused(InputError, r"calls have their result|nothing to answer", session.next)
         for at in range(len(calls)):
             session.append(Role.RESULT, f"result {at}")
-        with pytest.raises(InputError, match="no call waits for a result"):
-            session.append(Role.RESULT, "another")
-        with pytest.raises(InputError, match="the results wait for their answer"):
-            session.append(Role.USER, "And?")
+        refused(InputError, "no call waits for a result", session.append, Role.RESULT, "another")
+        refused(InputError, "the results wait for their answer", session.append, Role.USER, "And?")
         assert list(session.pieces())[-1].finish == Finish.TOOL_CALLS
 
 
@@ -113,8 +110,7 @@ def test_calls_of_strict_tools_match(session: BundleSession) -> None:
             session.rewind()
     assert found[True] > 5 > found[False]  # a random model writes hardly any by itself
     session.tools(strict)
-    with pytest.raises(InputError, match="none if tools are strict"):
-        session.constrain(Form.REGEX, "a")
+    refused(InputError, "none if tools are strict", session.constrain, Form.REGEX, "a")
     session.choose("none")
     session.constrain(Form.REGEX, "a+")
     for state in (lambda: session.choose("auto"), lambda: session.tools(strict)):
@@ -122,8 +118,7 @@ def test_calls_of_strict_tools_match(session: BundleSession) -> None:
             state()
     session.constrain(Form.FREE)
     unsound: Any = [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}]
-    with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
-        session.tools(unsound)
+    refused(UnsupportedError, "cannot be enforced: not", session.tools, unsound)
     session.choose("mix")  # the tools before
 
 
@@ -157,8 +152,7 @@ def test_cancelled_results_leave_calls_and_rewound_turns_none(session: BundleSes
     assert session.calls() == []
     ran = session.use()["tokens"]
     session.append(Role.USER, "Hi")
-    with pytest.raises(InputError, match="no call waits for a result"):
-        session.append(Role.RESULT, "two")
+    refused(InputError, "no call waits for a result", session.append, Role.RESULT, "two")
     first_token(session)
     assert session.use()["tokens"] - ran == len(prompt_of(model, [USER], NOTHING))
 
@@ -173,8 +167,7 @@ def test_results_that_wait_are_not_saved(session: BundleSession) -> None:
     session.tools(NOTHING)
     say(session, CALL)
     session.append(Role.RESULT, "18")
-    with pytest.raises(InputError, match="results wait for their answer: call edge_next"):
-        session.save()
+    refused(InputError, "results wait for their answer: call edge_next", session.save)
 
 
 def test_invalid_tools_and_choices_are_refused(session: BundleSession) -> None:
@@ -186,32 +179,24 @@ def test_invalid_tools_and_choices_are_refused(session: BundleSession) -> None:
         ([named, named], "tool 2: another tool has its name"),
         ([{"function": {"name": "f", "parameters": 5}}], "tool 1: its parameters must be"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=said):
-            session.tools(tools)  # type: ignore[arg-type]
+        refused(InputError, said, session.tools, tools)
     with pytest.raises(UnsupportedError, match="no properties of their own"):
         session.tools([{"function": {"name": "f", "parameters": {"allOf": []}}}])
-    with pytest.raises(InputError, match="there are no tools: call edge_tools first"):
-        session.choose("auto")
+    refused(InputError, "there are no tools: call edge_tools first", session.choose, "auto")
     session.constrain(Form.REGEX, "a+")
     session.tools([named])
-    with pytest.raises(InputError, match="the form of edge_constrain"):
-        session.choose("required")
+    refused(InputError, "the form of edge_constrain", session.choose, "required")
     session.constrain(Form.FREE)
-    with pytest.raises(InputError, match="auto, none, required, or the name of a tool, not g"):
-        session.choose("g")
+    refused(InputError, "auto, none, required, or the name of a tool, not g", session.choose, "g")
     session.choose("f")
-    with pytest.raises(InputError, match="calls have a form: choose auto first"):
-        session.constrain(Form.REGEX, "a")
-    with pytest.raises(InputError, match="no call waits for a result"):
-        session.append(Role.RESULT, "x")
+    refused(InputError, "calls have a form: choose auto first", session.constrain, Form.REGEX, "a")
+    refused(InputError, "no call waits for a result", session.append, Role.RESULT, "x")
     session.append(Role.USER, "Hi")
-    with pytest.raises(InputError, match="rewind all turns first"):
-        session.tools(None)
+    refused(InputError, "rewind all turns first", session.tools, None)
     session.rewind()
     session.tools(None)
     unsound: Any = [{"function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}]
     session.tools(unsound)
-    with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
-        session.choose("required")
+    refused(UnsupportedError, "cannot be enforced: not", session.choose, "required")
     session.set(temperature=0, max_tokens=2)
     assert len(session.answer("Hi")[0]) <= 2  # which is free
