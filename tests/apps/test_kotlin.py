@@ -1,19 +1,24 @@
-"""The Kotlin API and its JNI, on a desktop JVM with -Xcheck:jni."""
+"""The Kotlin API and its JNI, on a desktop JVM with -Xcheck:jni, and finished archives of it."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
+import kotlin_programs
 import pytest
-from bundles import Answer, bundle_of, pair_of
-from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin, run_with_bundle
-from objects import WARNINGS
-from runtime_library import includes
+from bundles import Answer, bundle_of, model_of, pair_of
+from kotlin_programs import KOTLIN, LIBRARIES, PROGRAMS, build_jni, classpath, compile_kotlin, java_home, run_kotlin
+from runtime_library import build
 
+from edge import export
+from edge.apps.archives import AAR, JAR, write_aar
 from edge.apps.enums import Role
+from edge.backends.tvm.targets import choose_target
 
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 BUSY = "the session is busy with an answer: cancel it or wait for its end"
@@ -170,7 +175,7 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
 def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
     """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
     pytest.importorskip("tvm_ffi")
-    said = run_with_bundle("edge.runtime.BundleKt", bundle_of(MODEL, **ROWS), tmp_path)
+    said = kotlin_programs.run_with_bundle("edge.runtime.BundleKt", bundle_of(MODEL, **ROWS), tmp_path)
     warm = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
     greedy = {"temperature": 0, "max_tokens": 6, "ignore_eos": 1}
     with pair_of(MODEL, **ROWS) as pair:
@@ -207,34 +212,73 @@ def line(answer: Answer) -> str:
 
 
 def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:
-    """Each function lies where the JDK's header has it, and the binding compiles against either."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
-    include = ["-isystem", str(java_home() / "include"), "-isystem", str(java_home() / "include" / "linux")]
-    text = (KOTLIN / "jni" / "jni.h").read_text(encoding="utf-8")
+    """Each function lies where the JDK's header has it."""
+    include = [f"-isystem{java_home() / 'include' / each}" for each in ("", "linux")]
+    text, program = (KOTLIN / "jni" / "jni.h").read_text(encoding="utf-8"), tmp_path / "layouts.c"
     tables = {"jni_functions": "JNINativeInterface_", "vm_functions": "JNIInvokeInterface_"}
     ours = {name: re.findall(r"\(\*(\w+)\)\(", text.split(f"struct {name} {{")[1].split("};")[0]) for name in tables}
     assert len(ours["jni_functions"]) > 15
+    shown = [
+        f'printf("{function} %zu\\n", offsetof(struct {name}, {function}));'
+        for name, functions in ours.items() for function in functions
+    ]  # fmt: skip
+    includes = "".join(f"#include <{each}.h>\n" for each in ("jni", "stddef", "stdio"))
+    program.write_text(includes + "int main(void)\n{\n" + "\n".join(shown) + "\nreturn 0;\n}\n")
     seen = []
-    for header, names, flags in (
-        ("ours", list(tables), [f"-I{KOTLIN / 'jni'}"]),
-        ("jdk", list(tables.values()), include),
-    ):
-        lines = [
-            f'    printf("{function} %zu\\n", offsetof(struct {name}, {function}) / sizeof(void *));'
-            for name, functions in zip(names, ours.values(), strict=True)
-            for function in functions
-        ]
-        program = tmp_path / f"{header}.c"
-        program.write_text(
-            "#include <jni.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void)\n{\n"
-            + "\n".join(lines)
-            + "\n}\n"
-        )
-        subprocess.run(["cc", *flags, str(program), "-o", str(tmp_path / header)], check=True)
-        seen.append(subprocess.run([str(tmp_path / header)], check=True, capture_output=True, text=True).stdout)
+    for flags in ([f"-I{KOTLIN / 'jni'}"], [*include, *(f"-D{name}={theirs}" for name, theirs in tables.items())]):
+        done = subprocess.run([build([program], flags)], check=True, capture_output=True, text=True)
+        seen.append(done.stdout)
     assert seen[0] == seen[1]
-    for source in [*(KOTLIN / "jni").glob("*.c"), KOTLIN / "jni" / "edge_jni.h"]:
-        shutil.copy(source, tmp_path)
-    compile_only = ["cc", "-std=c11", *WARNINGS, *include, *includes(), "-fsyntax-only"]
-    subprocess.run([*compile_only, *map(str, tmp_path.glob("*jni*.c"))], check=True)
+
+
+# Finished archives, whose classes are compiled by Maven
+
+MAVEN = pytest.mark.skipif(shutil.which("mvn") is None, reason="no Maven")
+
+JAVA = """
+import edge.runtime.*;
+
+class Show {
+    public static void main(String[] arguments) {
+        EdgeModel model = EdgeModel.open(arguments[0]);
+        EdgeOptions options = new EdgeOptions.Builder().maxTokens(5).temperature(0.0).engine(Engine.CPU).build();
+        EdgeSession session = model.session(options);
+        System.out.println(java.util.Arrays.toString(session.tokenize(arguments[1])) + session.usage().getEngine());
+        model.close();
+    }
+}
+"""
+
+
+@MAVEN
+@pytest.mark.exhaustive
+def test_java_runs_the_jar_with_its_own_library(tmp_path: Path) -> None:
+    java_home()
+    if not LIBRARIES[0].exists():
+        pytest.skip("no npm package kotlin-compiler in build/kotlin")
+    kit, program = tmp_path / "kit", tmp_path / "Show.java"
+    export(model_of(MODEL), kit, isas=[choose_target().name], package="kotlin", aar=True, **ROWS)
+    program.write_text(JAVA)
+    command = ["java", "-cp", classpath(kit / JAR, *LIBRARIES), str(program), str(kit / "model.edge"), "The fox"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == f"{model_of(MODEL).tokenizer.encode('The fox').tolist()}CPU\n", done.stderr
+
+
+@MAVEN
+@pytest.mark.exhaustive
+def test_aar_has_both_machines_and_the_same_bytes_again(tmp_path: Path) -> None:
+    kit = tmp_path / "kit"
+    export(model_of(MODEL), kit, device="pixel-9", isas=["neon"], abi="x86_64", aar=True, **ROWS)
+    write_aar(kit / "edge", tmp_path / "again.aar")
+    assert (tmp_path / "again.aar").read_bytes() == (kit / AAR).read_bytes()
+    with zipfile.ZipFile(kit / AAR) as aar:
+        assert aar.namelist() == [
+            "AndroidManifest.xml", "R.txt", "assets/model.edge", "classes.jar", "jni/arm64-v8a/libedge.so",
+            "jni/x86_64/libedge.so", "proguard.txt",
+        ]  # fmt: skip
+        machines = [aar.read(f"jni/{abi}/libedge.so")[18:20] for abi in ("arm64-v8a", "x86_64")]
+        assert machines == [b"\xb7\0", b"\x3e\0"]  # of ELF: AArch64, x86-64
+        aar.extract("classes.jar", tmp_path)
+    with zipfile.ZipFile(tmp_path / "classes.jar") as classes:
+        assert {"edge/runtime/EdgeSession.class", "edge/runtime/AndroidSensors.class"} <= {*classes.namelist()}
+    assert os.path.getsize(tmp_path / "classes.jar") < 200_000

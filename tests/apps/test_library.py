@@ -9,43 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import exhaustive, open_golden
-from runtime_library import build
+from bundles import bundle_sources, model_of
+from conftest import exhaustive
+from runtime_library import GPU_FILES
 from shared import made_once
 
-pytest.importorskip("tvm_ffi")
-
-from edge.apps.library import GPU, LIBC, LIBDL, LIBM, SHARED, STATIC, exported, find_toolchain, make_library
+from edge.apps.library import LIBC, LIBDL, LIBM, SHARED, exported, find_toolchain, make_library
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.errors import InputError, UnsupportedError
 
-ABSENT = (
-    ("table_reader", "TABLE"), ("adapter_reader", "ADAPTERS"), ("piece_splitter", "PIECES"),
-    ("text_composer", "COMPOSER"), ("const scores_kind", "SCORES"), ("embedder", "EMBED"), ("const ears_kind", "EARS"),
-    ("const tools_kind", "TOOLS"), ("const eyes_kind", "EYES"), ("const encoder_kind", "SEES"),
-    ("const sounds_kind", "SOUNDS"), ("const drafter_kind", "DRAFTER"), ("const encoder_kind", "DRAFTS"),
-    ("const accelerator_kind", "GPU"), ("const accelerator_kind", "NPU"), ("const accelerator_kind", "PAGE"),
-    ("session_racer", "RACE"),
-)  # fmt: skip
-TRUSTED = '#include "bundle.h"\n#include "calling.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n' + "".join(
-    f"{kind} *const EDGE_{name} = NULL;\n" for kind, name in ABSENT
-)
-OPENING = r"""
-#include <stdio.h>
-#include "edge.h"
-int main(void)
-{
-    edge_source source = {sizeof source, "no-such-file", -1, 0, 0};
-    edge_error error = {.size = sizeof error};
-    edge_model *model;
-    edge_status status = edge_open(&source, &model, &error);
-    printf("%d %s\n", status, error.message);
-    return 0;
-}
-"""
-WITH_GPU = TRUSTED.replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu").replace("RACE = NULL", "RACE = begin_faster")
+MODEL = "llama-gqa-tied"
 OURS = choose_target().name if platform.machine() == "x86_64" else "avx2"  # which other bundles have
 LIBRARIES = {  # machine, system and instruction set
     "linux": ("x86_64", "linux", OURS), "emulator": ("x86_64", "android", OURS),
@@ -60,14 +35,14 @@ def made(name: str, *, gpu: bool = False) -> Path:
     machine, system, isa = LIBRARIES[name]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
-    trusted, files = (WITH_GPU, sorted(GPU.glob("*.c"))) if gpu else (TRUSTED, [])
+    (trusted,) = (path for path in bundle_sources(MODEL, gpu=gpu)[1] if path.name == "trusted.c")
 
     def make(folder: Path) -> None:
-        model = open_golden("llama-gqa-tied").model
+        model, files = model_of(MODEL), GPU_FILES if gpu else []
         layout = make_layout(model.file, model.spec, halve=True)
         folder.mkdir()
         designs = exported_designs(layout, "f16", machine, system, isas=[isa])
-        make_library(designs, folder, machine, system, tables={"trusted.c": trusted}, more=files)
+        make_library(designs, folder, machine, system, tables={"trusted.c": trusted.read_text()}, more=files)
 
     return made_once(make, name, "library", gpu)
 
@@ -127,18 +102,6 @@ def test_pass_of_a_gpu_calls_what_bionic_has() -> None:
     assert {"dlopen", "dlsym", "uname"} <= undefined <= {*LIBC, *LIBDL, *LIBM}
     without, size = (path.stat().st_size for path in (made("phone") / SHARED, with_gpu))
     assert without < size <= without + (48 << 10)
-
-
-@pytest.mark.slow
-def test_archive_is_all_that_a_program_needs(tmp_path: Path) -> None:
-    if platform.machine() != "x86_64":
-        pytest.skip("the program runs on x86-64")
-    (tmp_path / "main.c").write_text(OPENING)
-    archive = made("linux") / STATIC
-    said = ask(str(build([tmp_path / "main.c", archive])))
-    assert said.startswith("-2 ")
-    assert "no-such-file" in said
-    assert ".debug" not in ask("readelf", "-SW", archive)
 
 
 def test_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from edge.devices.profiles import find_profile, profile_names
 from edge.options import Options
 from edge.plan.device import limits_of
 
-BARRIER = Path(__file__).parent / "runtime" / "barrier.c"
 PARTS = (*PLATFORM, "cpu.c", "error.c")
 ON_ADDRESS = "-DEDGE_WAIT_ON_ADDRESS"  # as on Apple's systems
 ADDRESSES = """
@@ -64,7 +63,6 @@ def system() -> Any:
         getattr(library, name).restype = ctypes.c_double
     for name in ("read_fd", "write_fd"):
         getattr(library, name).restype = ctypes.c_int64
-    library.map_memory.restype = ctypes.c_void_p
     library.random_seed.restype = ctypes.c_uint64
     library.runs_isa.restype = ctypes.c_bool
     return library
@@ -80,20 +78,6 @@ def map_file(system: Any, source: Source) -> bytes | str:
     data = ctypes.string_at(found.data, found.size)
     system.unmap_file(ctypes.byref(found))
     return data
-
-
-def test_whole_pages_are_returned_and_are_zero(system: Any) -> None:
-    pages, size = 64, mmap.PAGESIZE
-    address = system.map_memory(ctypes.c_size_t(pages * size))
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (pages * size)).from_address(address))
-    memory[:] = 7
-    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t((pages - 1) * size))
-    assert (memory[:size] == 7).all()
-    assert not memory[size:-size].any()
-    assert (memory[-size:] == 7).all()
-    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t(100))  # no whole page
-    assert memory[10] == 7
-    system.unmap_memory(ctypes.c_void_p(address), ctypes.c_size_t(pages * size))
 
 
 def test_files_are_mapped_whole_or_in_part(system: Any, tmp_path: Path) -> None:
@@ -262,7 +246,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, check: Sequen
         more.append(tmp_path / "addresses.c")
         (tmp_path / "addresses.c").write_text(ADDRESSES)
         flags.append("-rdynamic")
-    program = build([*PARTS, BARRIER, *more], [*flags, *check])
+    program = build([*PARTS, "barrier.c", *more], [*flags, *check])
     threads, rounds = 4, 500
     done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -273,7 +257,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, check: Sequen
 def test_threads_wait_for_each_other_on_arm() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
-    program = build([*PARTS, BARRIER], ["-static"], compiler="aarch64-linux-gnu-gcc")
+    program = build([*PARTS, "barrier.c"], ["-static"], compiler="aarch64-linux-gnu-gcc")
     assert said_by(["qemu-aarch64-static", str(program), "3", "100"]) == "600"
 
 

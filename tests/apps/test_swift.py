@@ -120,50 +120,30 @@ def ask(*command: str | Path) -> str:
     return subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True).stdout
 
 
-def clang(folder: Path, *arguments: str | Path) -> None:
-    """Compile as Apple's clang compiles a package, with the headers of macOS that zig brings."""
+def clang(folder: Path, target: str, *arguments: str | Path) -> str:
+    """Compile as Apple's clang does, with the headers that zig brings. Returns the warnings."""
     caches = {f"ZIG_{each}_CACHE_DIR": str(folder / each) for each in ("GLOBAL", "LOCAL")}
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", "-Os", *arguments]
-    subprocess.run(
-        command, check=True, stderr=subprocess.DEVNULL if "-S" in arguments else None, env=os.environ | caches
-    )
-
-
-@pytest.fixture(scope="module")
-def c_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the C target, in the package of a small model."""
-    kit = tmp_path_factory.mktemp("swift") / "kit"
-    export(GOLDEN / "llama-gqa-tied.gguf", kit, device="iphone-16", memory="200MiB", max_kv_size=64, gpu=True)
-    return kit / "Sources" / "CEdge"
-
-
-def sources(c_target: Path) -> list[Path]:
-    """C and assembly text."""
-    files = [path for path in sorted(c_target.iterdir()) if path.suffix in (".c", ".S")]
-    assert len([path for path in files if path.suffix == ".S"]) == 3  # neon, dotprod, i8mm
-    return files
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-std=c11", "-Os", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | caches).stderr
 
 
 @ZIG
 @pytest.mark.skipif(shutil.which("llvm-objdump") is None, reason="no llvm-objdump")
 @pytest.mark.exhaustive
-def test_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
+def test_c_target_builds_for_ios(tmp_path: Path) -> None:
     """For the plainest of Apple's CPUs without a word from compiler or assembler. Objects have the platform that the
     app is built for, no code that is written, and call nothing private."""
+    kit, defined, called = tmp_path / "kit", set[str](), set[str]()
+    export(GOLDEN / "llama-gqa-tied.gguf", kit, device="iphone-16", memory="200MiB", max_kv_size=64, gpu=True)
+    c_target = kit / "Sources" / "CEdge"
     zig = Path(importlib.import_module("ziglang").__file__ or "").parent
     headers = zig / "lib" / "libc" / "include" / "any-darwin-any"
-    compile_ios = (
-        sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-ios.15.0", "-std=c11", "-Os", "-Wall", "-Wextra",
-        "-isystem", headers, f"-I{c_target / 'include'}", "-c",
-    )  # fmt: skip
-    caches = {f"ZIG_{each}_CACHE_DIR": str(tmp_path / each) for each in ("GLOBAL", "LOCAL")}
-    defined, called = set[str](), set[str]()
-    for source in sources(c_target):
+    flags = ("-Wall", "-Wextra", "-isystem", headers, f"-I{c_target / 'include'}", "-c")
+    sources = [path for path in sorted(c_target.iterdir()) if path.suffix in (".c", ".S")]
+    assert len([path for path in sources if path.suffix == ".S"]) == 3  # neon, dotprod, i8mm
+    for source in sources:
         out = tmp_path / f"{source.name}.o"
-        said = subprocess.run(
-            [*compile_ios, source, "-o", out], check=True, capture_output=True, text=True, env=os.environ | caches
-        )
-        assert said.stderr == "", source.name
+        assert clang(tmp_path, "aarch64-ios.15.0", *flags, source, "-o", out) == "", source.name
         told = ask("llvm-objdump", "--macho", "--private-headers", out)
         assert re.search(r"LC_BUILD_VERSION\n.*\n +platform ios\n.*\n +minos 15\.0", told), source.name
         if source.suffix == ".S":
@@ -190,7 +170,7 @@ def test_clang_imports_the_module_of_the_c_target(tmp_path: Path) -> None:
     call = "edge_piece piece = {0}; piece.size = sizeof piece; return edge_next(session, &piece, error);"
     program.write_text(f"@import CEdge;\nedge_status use(edge_session *session, edge_error *error) {{ {call} }}\n")
     modules = ("-fmodules", f"-fmodules-cache-path={tmp_path}", f"-I{tmp_path / 'include'}")
-    clang(tmp_path, *modules, "-x", "objective-c", "-S", program, "-o", out)
+    clang(tmp_path, "aarch64-macos", *modules, "-x", "objective-c", "-S", program, "-o", out)
     assert "_edge_next" in out.read_text()
 
 
@@ -201,7 +181,7 @@ def test_products_and_sums_round_apart_without_options(tmp_path: Path) -> None:
     fused, out = re.compile(r"\bf(n?m(add|sub)|ml[as])\b"), tmp_path / "out.s"
     seen = 0
     for source in C_FILES:
-        clang(tmp_path, "-S", *includes(), source, "-o", out)
+        clang(tmp_path, "aarch64-macos", "-S", *includes(), source, "-o", out)
         text = out.read_text()
         assert not fused.search(text), source.name
         seen += len(re.findall(r"\bfmul\b", text))
