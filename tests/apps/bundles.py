@@ -84,7 +84,8 @@ def bundle_sources(
 REPLACED = {"eager_drafts.c": "drafts.c", "eager_model.c": "drafts.c", "model_fuzz.c": "platform.c"}
 
 
-def build_with(sources: Sequence[str | Path], name: str, *flags: str, **options: Any) -> tuple[Path, Path]:
+@lru_cache
+def build_with(sources: tuple[str | Path, ...], name: str, *flags: str, **options: Any) -> tuple[Path, Path]:
     """model.edge, and a program of its parts, the runtime and more C files; with -shared, a library."""
     model, parts = bundle_sources(name, **options)
     runtime = [*C_FILES, *(GPU_FILES if options.get("gpu") else ()), *(NPU_FILES if options.get("npu") else ())]
@@ -172,7 +173,7 @@ def pair_of(
     """options: of the plan, for both. python, bundle: more for one of them. eager: a C file of tests that drafts
     always."""
     of_bundle = options | (bundle or {})
-    library = build_with([eager], name, "-shared", "-fPIC", **of_bundle)[1] if eager else None
+    library = build_with((eager,), name, "-shared", "-fPIC", **of_bundle)[1] if eager else None
     with (
         recorded_session(name, **options | (python or {})) as (session, recorded),
         open_bundle(bundle_of(name, **of_bundle), library) as opened,

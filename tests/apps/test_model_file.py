@@ -150,7 +150,7 @@ def test_hashes_are_sha256() -> None:
 def fuzz(name: str, count: int, seed: int, *, sessions: bool, **options: str) -> tuple[int, int]:
     """How many of `count` damaged files opened. sessions: some of these answer, too; an assistant drafts always."""
     if sessions:
-        sources = ["model_fuzz.c", *(["eager_model.c"] if options else [])]
+        sources = ("model_fuzz.c", *(("eager_model.c",) if options else ()))
         model, program = build_with(sources, name, *CHECKED, "-DWITH_SESSIONS", max_kv_size=64, **options)
     else:
         model, parts = bundle_sources(name, max_kv_size=64)

@@ -184,7 +184,7 @@ def test_process_without_python_stays_below_the_manifests_peak() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str) -> None:
-    model, program = build_with(["gpu_answers.c"], name, *CHECKED, npu=True, **ROWS)
+    model, program = build_with(("gpu_answers.c",), name, *CHECKED, npu=True, **ROWS)
     answers_in_c(program, model, Engine.NPU, graphs_of(model.parent), 60)
 
 

@@ -34,7 +34,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def bundle() -> Iterator[Bundle]:
     """Its OpenCL can be told to call pocl a GPU, and to fail."""
     flags = ("-shared", "-fPIC", "-Ddlsym=driver_function")
-    model, library = build_with(["driver.c"], MODEL, *flags, gpu=True, **ROWS)
+    model, library = build_with(("driver.c",), MODEL, *flags, gpu=True, **ROWS)
     with open_bundle(model.parent, library) as opened:
         yield opened
         for name in ("is_gpu", "refuses", "copies"):  # the process has the library only once
@@ -202,7 +202,7 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str) -> None:
-    model, program = build_with(["gpu_answers.c"], name, *CHECKED, gpu=True, **ROWS)
+    model, program = build_with(("gpu_answers.c",), name, *CHECKED, gpu=True, **ROWS)
     gpu_sessions.answers_in_c(program, model, Engine.GPU, kernels(), 100)
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,11 @@ def bundle() -> Iterator[Bundle]:
             variable(opened.library, name).value = -1
 
 
-@lru_cache
 def driver_library(name: str = MODEL, **options: Any) -> Path:
     """Without OpenCL. options: of the bundle, beside those of all."""
     replaced = {"dlopen": "open", "dlsym": "function", "clock_gettime": "clock", "nanosleep": "sleep"}
     flags = ("-shared", "-fPIC", f'-DWGPU_LIBRARY="{LIBRARY}"', *(f"-D{a}=driver_{b}" for a, b in replaced.items()))
-    return build_with(["webgpu_driver.c"], name, *flags, gpu=True, **ROWS, **options)[1]
+    return build_with(("webgpu_driver.c",), name, *flags, gpu=True, **ROWS, **options)[1]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -224,7 +222,7 @@ def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, HYBRIDS[0]])
 def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
-    model, program = build_with(["gpu_answers.c"], name, *CHECKED, gpu=True, **ROWS)
+    model, program = build_with(("gpu_answers.c",), name, *CHECKED, gpu=True, **ROWS)
     gpu_sessions.answers_in_c(program, model, Engine.GPU, kernels(), 40, environment(tmp_path))
 
 

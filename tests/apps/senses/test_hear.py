@@ -105,7 +105,7 @@ def test_words_have_the_times_of_the_python_session(model: Path, folder: Path) -
 def test_times_of_words_are_cancelled_and_counted(model: Path) -> None:
     """Between the passes that find them; their bytes are the watch's, too."""
     sound, flags = tone(), ("-shared", "-fPIC", "-Wl,--wrap=pass_states", "-Wl,--wrap=watch_bytes")
-    file, library = build_with(["aligning.c", *EARS_FILES], str(model), *flags, **CHOSEN)
+    file, library = build_with(("aligning.c", *EARS_FILES), str(model), *flags, **CHOSEN)
     with open_bundle(file.parent, library) as bundle, bundle.session() as session:
         passes, told = (c_uint32.in_dll(bundle.library, name) for name in ("aligning", "told"))
         list(session.transcribe(sound, rate=RATE, words=1, **ALL))
@@ -222,7 +222,7 @@ def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, chec
     """A session hears a sound of another rate twice, in odd pieces, live and with the fallback."""
     sound = tone()
     sound.tofile(tmp_path / "sound")
-    file, program = build_with(["hears.c", *EARS_FILES], str(model), f"-fsanitize={check}", **CHOSEN)
+    file, program = build_with(("hears.c", *EARS_FILES), str(model), f"-fsanitize={check}", **CHOSEN)
     done = subprocess.run(
         [program, file, file.with_name("ears.edge"), tmp_path / "sound", "11025", "777"],
         capture_output=True, text=True, timeout=500,

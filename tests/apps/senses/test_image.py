@@ -165,7 +165,7 @@ def test_kotlin_answers_about_bitmaps_are_those_of_transformers(golden: dict[str
 @pytest.mark.parametrize("seed", range(4))
 def test_any_calls_with_pictures_run_under_sanitizers(seed: int, tmp_path: Path) -> None:
     chosen = CHOSEN | {"max_kv_size": 128}
-    model, program = build_with(["image_fuzz.c"], str(TEXT), *CHECKED, **chosen)
+    model, program = build_with(("image_fuzz.c",), str(TEXT), *CHECKED, **chosen)
     command = [program, model, model.parent / "eyes.edge", tmp_path / "damaged", seed, 400]
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")

@@ -181,7 +181,7 @@ def test_damaged_adapters_leave_a_session_without_one() -> None:
 def test_no_damage_leads_outside_of_the_memory() -> None:
     """Thousands of damaged adapters run with ASan and UBSan; half of them have a valid hash."""
     name = quantized()
-    model, program = build_with(["adapter_fuzz.c"], name, *CHECKED, lora_rank=ROOM, **ROWS)
+    model, program = build_with(("adapter_fuzz.c",), name, *CHECKED, lora_rank=ROOM, **ROWS)
     path = model.with_name("a.edge")
     export_adapter(model_of(name), adapter_of(name, 1), model.parent, path, force=True)
     done = subprocess.run([program, model, path, "3000", "1"], capture_output=True, text=True, check=False)

@@ -70,7 +70,7 @@ def test_answers_are_the_same_with_drafts(name: str, options: dict[str, Any]) ->
 @pytest.mark.parametrize("name", [MODEL, exhaustive("qwen35")])
 def test_calls_between_tokens_drop_drafts(name: str) -> None:
     """Saving, trimming and breaking off an answer see the rows of tokens that were generated, and no others."""
-    model, library = build_with([COPYING], name, "-shared", "-fPIC", **ROWS)
+    model, library = build_with((COPYING,), name, "-shared", "-fPIC", **ROWS)
     with open_bundle(model.parent, library) as bundle:
 
         def run(disturbed: bool, **options: Any) -> tuple[list[int | None], bytes]:
@@ -271,7 +271,7 @@ def drafting_weights(folder: Path) -> int:
 @pytest.mark.parametrize("by", ["layer", "assistant"])
 def test_damaged_drafts_are_refused(by: str, pair: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
     name, more = (str(PREDICTS), {}) if by == "layer" else (str(pair[0]), {"draft": str(pair[1])})
-    model, library = build_with([DRAFTING], name, "-shared", "-fPIC", **ROWS, **more)
+    model, library = build_with((DRAFTING,), name, "-shared", "-fPIC", **ROWS, **more)
     data = model.read_bytes()
     inner = data.rindex(MAGIC)
     for place, words in ((inner, "this is not a model.edge"), (inner + 200, "table of sections|damaged|belongs to")):
@@ -285,7 +285,7 @@ def test_damaged_drafts_are_refused(by: str, pair: tuple[Path, Path], tmp_path: 
 def test_drafts_are_those_of_transformers(pair: tuple[Path, Path]) -> None:  # noqa: F811
     """From rows within a window, and behind it; the state of a prompt's last token is that of a chunk."""
     torch, found = np.load(TORCH), (ctypes.c_int32 * 3)()
-    model, library = build_with([DRAFTING], str(pair[0]), "-shared", "-fPIC", draft=str(pair[1]), **ROWS)
+    model, library = build_with((DRAFTING,), str(pair[0]), "-shared", "-fPIC", draft=str(pair[1]), **ROWS)
     for number, length in enumerate((int(torch["short"]), len(torch["tokens"]))):
         with open_bundle(model.parent, library) as bundle, bundle.session(max_tokens=2, **GREEDY) as session:
             session.append(Role.IDS, torch["tokens"][: length - 1].tolist())

@@ -565,7 +565,7 @@ def test_calls_in_any_order_and_on_several_threads_leave_nothing(
 def test_sanitizers_find_nothing(flags: tuple[str, ...], name: str, policy: str) -> None:
     """In libraries that draft always."""
     for program, numbers in (("fuzz_api.c", (1, 3000 if flags == CHECKED else 800)), ("threads.c", (20,))):
-        model, built = build_with([program, "eager_drafts.c"], name, *flags, **ROWS | {"kv_policy": policy})
+        model, built = build_with((program, "eager_drafts.c"), name, *flags, **ROWS | {"kv_policy": policy})
         run_program(built, model, *numbers)
 
 
