@@ -1,16 +1,14 @@
-"""Mixtures whose routers have favourites and whose choices persist, as those of trained models; and another cache of
-experts to compare with.
+"""Mixtures whose routers have favourites and whose choices persist, as those of trained models.
 
 Uniform choices cannot test a cache: whatever it evicts, it finds as many.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
-from small_models import Small, random_bytes, set_numbers, write_small
+from small_models import Small, write_small
 
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, IntArray
@@ -23,10 +21,10 @@ SHAPE = {
 _LIKED, _OF_TOPIC = 1.0, 1.0
 
 
-def skewed_model(path: Path, *, types: dict[str, str] | None = None, large: bool = False, **others: object) -> Model:
+def skewed_model(path: Path, *, types: dict[str, str] | None = None, **others: object) -> Model:
     """Tokens have a direction in common, in which some experts are liked better by Zipf's law, and one for each topic
-    (token mod TOPICS), in which others are. large: experts are random bytes of Q8_0, which take less time to write."""
-    small = Small(**{**SHAPE, "types": types or {"": "Q8_0" if large else "Q4_0"}, **others})  # type: ignore[arg-type]
+    (token mod TOPICS), in which others are."""
+    small = Small(**{**SHAPE, "types": types or {"": "Q4_0"}, **others})  # type: ignore[arg-type]
     random = np.random.default_rng(3)
 
     def edit(weights: dict[str, AnyArray]) -> None:
@@ -42,16 +40,7 @@ def skewed_model(path: Path, *, types: dict[str, str] | None = None, large: bool
             weights[f"blk.{layer}.ffn_norm"][: TOPICS + 1] = 1
             weights[f"blk.{layer}.attn_output"] *= 0.2  # an average of tokens, and so the same for all
 
-    raw = {}
-    if large:
-        for layer in range(small.layers):
-            for number, (name, rows, columns) in enumerate(
-                (("gate", small.ffn, small.hidden), ("up", small.ffn, small.hidden), ("down", small.hidden, small.ffn))
-            ):
-                blocks = random_bytes("Q8_0", small.experts * rows, columns, 3 * layer + number)
-                set_numbers(blocks, "Q8_0", np.array([1.2 / 74 / columns**0.5]))  # 74: of bytes, their deviation
-                raw[f"blk.{layer}.ffn_{name}_exps"] = blocks.reshape(small.experts, rows, -1)
-    return open_model(write_small(path, small, edit, raw=raw))
+    return open_model(write_small(path, small, edit))
 
 
 def of_topics(vocab: int, count: int, seed: int = 1) -> IntArray:
@@ -62,23 +51,3 @@ def of_topics(vocab: int, count: int, seed: int = 1) -> IntArray:
         topic = random.integers(TOPICS) if random.random() < 1 / 40 else topic
         tokens[at] = random.integers(3 // TOPICS + 1, vocab // TOPICS) * TOPICS + topic
     return tokens
-
-
-def requests(trace: AnyArray) -> list[list[tuple[int, int]]]:
-    """The experts that are wanted together, as pairs of row and expert, in the order of a trace [tokens, rows,
-    choices]."""
-    return [[(row, int(each)) for each in chosen] for token in trace for row, chosen in enumerate(token)]
-
-
-def lru_hits(trace: AnyArray, slots: int) -> int:
-    """Of a cache that evicts the least recently used."""
-    held: OrderedDict[tuple[int, int], None] = OrderedDict()
-    hits = 0
-    for wanted in requests(trace):
-        hits += sum(key in held for key in wanted)
-        for key in wanted:
-            held.pop(key, None)
-        while len(held) + len(wanted) > slots:
-            held.popitem(last=False)
-        held.update(dict.fromkeys(wanted))
-    return hits

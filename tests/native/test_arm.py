@@ -6,7 +6,6 @@ This shows that the code is right, and nothing of its speed.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -30,14 +29,11 @@ pytest.importorskip("tvm_ffi")
 from edge.backends.tvm import design as design_module
 from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm import passes as passes_module
-from edge.backends.tvm import targets
-from edge.backends.tvm.compiler.compiled import compile_design
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import export
-from edge.backends.tvm.packing.layout import make_layout
 
-QEMU, COMPILER, DISASSEMBLER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-objdump"
+QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-linux-gnu")):
     if shutil.which(program) is None:
         pytest.skip(f"no {program}: apt-get install {package}", allow_module_level=True)
@@ -48,7 +44,6 @@ DEVICES = {  # and the CPU that QEMU plays: the device's own, or all that QEMU h
     "raspberry-pi-zero-2w": "cortex-a53",
     "raspberry-pi-5": "cortex-a76",
     "pixel-9": "max",
-    "macbook-air-m3": "max",
 }
 Answer = tuple[list[int], FloatArray]  # tokens, and the logits that they are the greatest of, [steps + 1, vocab]
 MIXED = {
@@ -151,14 +146,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 @pytest.mark.parametrize(
     ("device", "kv_dtype"),
     [
-        exhaustive("raspberry-pi-zero-2w", "f16"),
-        exhaustive("raspberry-pi-5", "f16"),
-        ("pixel-9", "f16"),
-        exhaustive("raspberry-pi-5", "int8"),
+        ("pixel-9", "f16"), exhaustive("pixel-9", "int8"), exhaustive("raspberry-pi-5", "f16"),
         exhaustive("raspberry-pi-zero-2w", "int8"),
-        exhaustive("pixel-9", "int8"),
     ],
-)
+)  # fmt: skip
 def test_arm_writes_the_same_tokens(
     tmp_path: Path, harness: Path, models: dict[str, Model], device: str, kv_dtype: str
 ) -> None:
@@ -173,26 +164,3 @@ def test_arm_writes_the_same_tokens(
         linked = run_harness(program, device, model, design, tmp_path, prompt, 24)
         assert linked[0] == ours[0]
         np.testing.assert_array_equal(linked[1], ours[1])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_code_for_macos_writes_the_same_tokens(
-    tmp_path: Path, harness: Path, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the harness has Linux's futex for macOS's functions. The register x18 belongs to the system."""
-    model = models["f16"]
-    (tmp_path / "code").mkdir()
-    monkeypatch.setattr(targets.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset({"asimddp", "i8mm", "bf16"}))
-    design = Design.of(make_layout(model.file, model.spec, halve=True), "f16", targets.choose_target())
-    monkeypatch.undo()
-    image, code = (tmp_path / "code" / name for name in ("run.img", "run.o"))
-    compile_design(design, image, code)
-    listed = subprocess.run([DISASSEMBLER, "-d", code], capture_output=True, text=True, check=True).stdout
-    assert re.search(r"\b[xw]17\b", listed)
-    assert not re.search(r"\b[xw]18\b", listed)
-    prompt = np.random.default_rng(5).integers(3, model.spec.vocab, 21).astype(np.int32)
-    ours = run_harness(harness, "macbook-air-m3", model, design, tmp_path, prompt, 24)
-    assert_alike(ours, run_here(model, "f16", prompt.tobytes(), 24), 0.1)

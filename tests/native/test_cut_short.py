@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN, run_child
 
-from edge.run.starting.loading import load
-
 CODE = """
 import json, os, shutil, sys
 import edge
@@ -48,12 +46,3 @@ def test_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> Non
     cut, said = child.output
     name = "a file of packed weights in the cache folder" if backend == "cpu" else cut
     assert said == [f"{name} was cut short while it was in use: restore it, and load the model again"] * 2
-
-
-def test_reference_engine_has_copied_its_weights(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    shutil.copy(GOLDEN / "llama-gqa-tied.gguf", path)
-    with load(path, backend="reference", max_kv_size=64) as session:
-        whole = session.generate("x", raw=True, max_tokens=2, ignore_eos=True)
-        path.write_bytes(b"")
-        assert session.generate("x", raw=True, max_tokens=2, ignore_eos=True) == whole

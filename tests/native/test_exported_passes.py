@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 import pytest
 from conftest import open_golden
 from runtime_library import build
-from small_models import Small, write_small
 
 pytest.importorskip("tvm_ffi")
 
-from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
-from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
-from edge.model.model import Model, open_model
+from edge.model.model import Model
 
 # The functions that a pass may call.
 OUTSIDE = {"edge_doze", "edge_wake", "edge_now", "edge_worked", "memset", "memcpy", "memmove"}
@@ -41,27 +36,6 @@ def designs(model: Model) -> list[Design]:
 def symbols(path: Path, *options: str) -> set[str]:
     said = subprocess.run(["nm", "-P", *options, path], capture_output=True, text=True, check=True).stdout
     return {line.split()[0] for line in said.splitlines()}
-
-
-@pytest.mark.parametrize(("free", "frugal"), [(8 << 30, False), (500 << 20, True)])
-def test_compilers_of_apps_take_turns_where_memory_is_short(
-    designs: list[Design], monkeypatch: pytest.MonkeyPatch, free: int, frugal: bool
-) -> None:
-    started, alone = list[bool](), threading.Lock()
-
-    def make(design: Design, _progress: object, *, frugal: bool) -> Path:
-        started.append(frugal)
-        if frugal:
-            assert alone.acquire(blocking=False)
-            time.sleep(0.02)
-            alone.release()
-        return Path(design.target.name)
-
-    monkeypatch.setattr(exported, "exported_object", make)
-    monkeypatch.setattr(exported, "usable_cores", lambda: 4)
-    monkeypatch.setattr(exported, "memory_limit", lambda: MemoryLimit(memory_use().rss + free, "free memory"))
-    assert exported_objects(designs) == [Path(each.target.name) for each in designs]
-    assert started == [frugal] * len(designs)
 
 
 @pytest.mark.slow
@@ -117,28 +91,3 @@ def test_machines_without_exported_passes_are_refused(model: Model) -> None:
     for machine, system in (("riscv64", "linux"), ("x86_64", "ios")):
         with pytest.raises(UnsupportedError, match=f"no library is made for {system} on {machine}"):
             exported_designs(layout, "f16", machine, system)
-
-
-def test_only_passes_that_divide_work_alike_share_code(model: Model, tmp_path: Path) -> None:
-    layout = make_layout(model.file, model.spec)
-
-    def shared(**tuned: dict[str, int]) -> dict[str, set[str]]:
-        designs = exported_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
-        return {each.target.name: set(each.shared.values()) for each in designs}
-
-    attention = {f"edge_{name}_neon" for name in ("verify_attend", "chunk_embed")}
-    chunks = attention | {"edge_chunk_attend_neon"}
-    steps = {f"edge_step_{name}_dotprod" for name in ("qkv", "output", "gate_up", "down", "head")}
-    assert shared() == {"i8mm": attention | steps, "dotprod": chunks, "neon": {"edge_chunk_embed_neon"}}
-    tuned = shared(i8mm={"step_block": 16})
-    assert tuned["i8mm"] == {"edge_chunk_embed_i8mm"}
-    assert tuned["dotprod"] == chunks
-    assert shared(**{isa: {"step_block": 16} for isa in ("i8mm", "dotprod", "neon")}) == shared()
-    tied = Small(hidden=32, vocab=1103, heads=1, kv_heads=1, ffn=32, tied=True, types={"": "F16", "token_embd": "Q8_0"})
-    halved = open_model(write_small(tmp_path / "model.gguf", tied))
-    layout = make_layout(halved.file, halved.spec, halve=True)
-    assert shared()["i8mm"] == attention | steps | {"edge_step_estimate_dotprod"}
-    in_bytes = exported_designs(layout, "int8", "x86_64", "linux", None, ["avxvnni", "avx2"])[
-        0
-    ].shared  # its steps alone
-    assert set(in_bytes.values()) == {"edge_chunk_attend_avx2", "edge_chunk_embed_avx2"}

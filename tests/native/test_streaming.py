@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, Child, Engines, copy_kernels, examples, exhaustive, run_child
-from hypothesis import assume, given, settings
+from conftest import GOLDEN, Child, Engines, examples, exhaustive, run_child
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends import find_backend
@@ -25,11 +21,9 @@ from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, pa
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.memory.paging import measure_paging
-from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
-from edge.storage.cache import entries
 from edge.types import FloatArray
 
 MIB = 1 << 20
@@ -66,20 +60,6 @@ def answers(engine: Engine, vocab: int) -> list[FloatArray]:
     return found + [engine.forward(tokens[at : at + 1]).copy() for at in range(43, 50)]
 
 
-def mapped_bytes(nbytes: int) -> int:
-    """Resident bytes of mappings of `nbytes` of a file in the cache of packed weights."""
-    total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            start, _, stop = words[0].partition("-")
-            size = int(stop, 16) - int(start, 16)
-            ours = "/weights/" in line and size == -(-nbytes // PAGE) * PAGE
-        elif ours and words[0] == "Rss:":
-            total += int(words[1]) * 1024
-    return total
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", [*MODELS[:3], *(exhaustive(each) for each in MODELS[3:])])
 def test_streamed_weights_change_no_bit(name: str, engines: Engines) -> None:
@@ -92,74 +72,6 @@ def test_streamed_weights_change_no_bit(name: str, engines: Engines) -> None:
         engine = engines(backend.load(model.file, model.spec, replace(config, resident=resident)))
         found = answers(engine, model.spec.vocab)
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
-
-
-def test_pass_leaves_no_streamed_pages(smollm2: Model, engines: Engines) -> None:
-    backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
-    least = backend.footprint(smollm2.spec, REAL).least_weights
-    assert least is not None
-    engine = engines(backend.load(smollm2.file, smollm2.spec, replace(REAL, resident=least)))
-    tokens = (np.arange(40) * 1000).astype(np.int32)
-    for part in (tokens, tokens[:1], tokens[1:2]):
-        engine.forward(part)
-        assert mapped_bytes(layout.nbytes) <= 4 * BLOCK
-
-
-def in_page_cache(path: Path) -> int:
-    """Bytes of a file that the system holds."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
-        pages = (ctypes.c_ubyte * -(-len(mapped) // PAGE))()
-        start = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
-        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), pages)
-        del first
-        assert not failed
-        return sum(page & 1 for page in pages) * PAGE
-
-
-def can_put_out(folder: Path) -> bool:
-    """Whether the system takes pages of a file there out of its page cache when it is asked to."""
-    path = folder / "probe"
-    path.write_bytes(bytes(16 * MIB))
-    os.sync()
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        assert not any(mapped[::PAGE])  # all are there
-        before = in_page_cache(path)
-        for _ in range(10):  # Linux may be about to move them between its lists
-            with suppress(OSError):
-                mapped.madvise(21)  # MADV_PAGEOUT
-            if in_page_cache(path) < before:
-                return True
-            time.sleep(0.05)
-        return False
-
-
-def test_weights_streamed_from_disk_leave_the_page_cache(
-    smollm2: Model, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or else the system makes room for it by what stays."""
-    backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
-    backend.load(smollm2.file, smollm2.spec, REAL).close()
-    copy_kernels(tmp_path)
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))  # no other process maps these weights
-    least = backend.footprint(smollm2.spec, REAL).least_weights
-    assert least is not None
-    config = replace(REAL, resident=least + 40 * MIB)
-    left = layout.nbytes - backend.footprint(smollm2.spec, config).streamed // 2  # single pages may stay for a while
-    engine = engines(backend.load(smollm2.file, smollm2.spec, config))
-    [path] = [entry.path for entry in entries("weights")]
-    token = np.array([1], np.int32)
-    expected = engine.forward(token).copy()
-    assert in_page_cache(path) > 0.9 * layout.nbytes
-    if not can_put_out(tmp_path):
-        pytest.skip("this system keeps pages of files")
-    monkeypatch.setattr(Disk, "wanted", lambda self: 1)
-    for _ in range(20):
-        engine.kv.truncate(0)
-        assert np.array_equal(engine.forward(token), expected)
-        if in_page_cache(path) < left:
-            break
-        time.sleep(0.05)
-    assert 40 * MIB < in_page_cache(path) < left
 
 
 # Which blocks
@@ -186,18 +98,6 @@ def test_every_block_either_stays_or_goes_once(name: str, kept: int, threads: in
     if layout.network.head == "token_embd":  # all of the head that goes
         assert rows == {block for piece in pieces[layout.shape.layers :] for first, count in piece
                         for block in range(first, first + count)}  # fmt: skip
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", MODELS)
-@given(kept=st.integers(0, STEPS))
-def test_no_block_goes_before_its_end_was_read(name: str, kept: int) -> None:
-    layout = layout_of(name)
-    for layer, ((first, count), _) in enumerate(make_streams(layout, kept, 2).pieces[: layout.shape.layers]):
-        places = [place for tensor, place in layout.places.items() if tensor.startswith(f"blk.{layer}.")]
-        stop = max(place.quants + place.nbytes for place in places)
-        assert (first + count) * PAGE <= stop or not count
-        assert first * PAGE > min(place.quants for place in places) - PAGE
 
 
 @given(resident=st.integers(1, 120 * MIB), threads=st.integers(1, 8))
@@ -271,38 +171,6 @@ def test_streamed_plan_fills_its_budget(memory: int) -> None:
     assert made.config.capacity == 768
     if made.config.resident:
         assert made.bytes.total + made.bytes.reserve > memory - MIB
-
-
-def passes(prompt: int, answer: int, chunk: int) -> int:
-    """That read streamed weights."""
-    return -(-prompt // chunk) + answer
-
-
-@pytest.mark.usefixtures("planning_process")
-@settings(max_examples=examples(6))
-@given(
-    memory=st.integers(125, 160), prompt=st.integers(1, 900), answer=st.integers(1, 100),
-    chunk=st.sampled_from([16, 32, 64, 128, 256]),
-)  # fmt: skip
-def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int, chunk: int) -> None:
-    wanted = {"expected_tokens": prompt + answer, "expected_prompt": prompt}
-    chosen, other = (plan(memory * MIB, **wanted, prefill_step_size=size) for size in (None, chunk))
-    assert chosen.bytes.total + chosen.bytes.reserve <= memory * MIB
-    assume(chosen.config.resident and chosen.config.capacity == other.config.capacity)
-    expected = min(answer, max(1, prompt // 8))  # few answers are as long as they may be
-    reads = [passes(prompt, expected, each.config.chunk) * each.bytes.streamed for each in (chosen, other)]
-    whole = 1.25 * MIB * passes(prompt, expected, chosen.config.chunk)  # weights stay in whole MiB
-    assert reads[0] <= max(1.01 * reads[1], reads[1] + whole)
-
-
-@pytest.mark.usefixtures("planning_process")
-def test_smallest_budget_has_weights_streamed() -> None:
-    with pytest.raises(BudgetError, match=r"\(256 KV rows, weights streamed\)") as caught:
-        plan(50 * MIB)
-    assert caught.value.smallest is not None
-    assert plan(caught.value.smallest).config.resident
-    with pytest.raises(BudgetError):
-        plan(caught.value.smallest - 3 * MIB)  # 2 MiB of it are for a process that is larger
 
 
 # A process of its own

@@ -21,7 +21,7 @@ from lora_files import write_adapter
 
 from edge.backends import engine_named
 from edge.backends.base import AdaptedEngine, BatchedEngine, EngineConfig, VerifyingEngine
-from edge.backends.tvm.cpu.arguments import LINE, LINES, MANY_STALLS, STALLS, Job
+from edge.backends.tvm.cpu.arguments import MANY_STALLS, Job
 from edge.model.adapters.lora import open_lora
 from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import open_model
@@ -77,21 +77,6 @@ class Rule:
 @pytest.fixture(scope="module")
 def rule() -> Rule:
     return Rule()
-
-
-def test_single_events_leave_the_team(rule: Rule) -> None:
-    for threads in (2, 8):
-        rule.reset(threads)
-        for passed, lost, stalls in ((1, 0, 0), (6, 5, 1), (5000, 4999, 2), (0.1, 0.01, 0), (300, 10, 60)):
-            assert rule.run(passed, lost, stalls) == threads, (passed, lost, stalls)
-            assert rule.run(1, passes=40) == threads
-
-
-def test_quota_of_three_halves_keeps_two_threads(rule: Rule) -> None:
-    rule.reset(2)
-    for _ in range(50):
-        assert rule.run(1, passes=74) == 2
-        assert rule.run(26, 25, 1) == 2
 
 
 def test_repeated_loss_costs_one_thread_at_a_time(rule: Rule) -> None:
@@ -164,7 +149,7 @@ def outputs(engine: Any, vocab: int, team: Callable[[int], None]) -> list[FloatA
 )  # fmt: skip
 def test_logits_are_those_of_the_whole_team(name: str, rank: int, tmp_path: Path) -> None:
     model, found = open_model(GOLDEN / f"{name}.gguf"), []
-    config = EngineConfig(96, 16, "f16", 3, sequences=8, drafts=DRAFTS, lora_rank=rank)  # as in test_batch_adapters.py
+    config = EngineConfig(96, 16, "f16", 3, sequences=8, drafts=DRAFTS, lora_rank=rank)  # as in test_batches.py
     for sizes in ([3], [1], [2, 1, 3, 1, 2]):
         with closing(cast(BatchedEngine, CPU.load(model.file, model.spec, config))) as engine:
             if rank:
@@ -180,19 +165,6 @@ def test_logits_are_those_of_the_whole_team(name: str, rank: int, tmp_path: Path
     for other in found[1:]:
         for number, (ours, expected) in enumerate(zip(other, found[0], strict=True)):
             assert (ours == expected).all(), number
-
-
-@pytest.mark.parametrize("fixed", [0, 1])
-def test_stalls_of_earlier_passes_are_forgotten(fixed: int) -> None:
-    """Else threads would sleep at once at every barrier for the rest of the engine's life."""
-    model, many = open_model(GOLDEN / "llama-gqa-tied.gguf"), 1 << 20
-    with closing(cast(Any, CPU.load(model.file, model.spec, EngineConfig(512, 64, "f16", 2)))) as engine:
-        workers = engine.passes.workers
-        workers._job[Job.slot("fixed")] = fixed
-        notes = workers._lines.reshape(LINES, -1, LINE)[2]
-        notes[:, STALLS] = many
-        engine.forward(np.ones(9, np.int32))
-        assert (notes[:, STALLS] < many).all()
 
 
 # ---- a process among others ------------------------------------------------------------------------------------------
@@ -266,18 +238,6 @@ def test_neighbours_that_come_and_go(expected: str) -> None:
             for each in neighbours:
                 each.send_signal(signal.SIGCONT if number % 2 else signal.SIGSTOP)
             time.sleep(0.2)
-    assert child.result() == expected
-
-
-@needs_linux
-@pytest.mark.exhaustive
-def test_process_that_is_stopped_and_continued(expected: str) -> None:
-    child = Child()
-    for pause in (0.01, 0.05, 0.2, 0.003, 0.1):
-        child.process.send_signal(signal.SIGSTOP)
-        time.sleep(pause)
-        child.process.send_signal(signal.SIGCONT)
-        time.sleep(pause / 2)
     assert child.result() == expected
 
 

@@ -28,7 +28,6 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.tvm.targets import target_named
 from edge.errors import InputError, UnsupportedError
-from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -143,37 +142,12 @@ def test_quantized_activations_cost_as_little_as_in_llama_cpp(typed: Model, engi
         assert correlation(in_pieces(engine, tokens, sizes), ours) > (0.9999 if sizes == [45] else 0.9995)
 
 
-FLOAT16 = np.arange(1 << 16, dtype=np.uint16)
-FLOAT16 = FLOAT16[np.isfinite(FLOAT16.view(np.float16))]
-
-
 def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
-    """Any bytes that are weights: every quant, scales of all sizes, and all finite halves."""
+    """Any bytes that are weights: every quant, and scales of all sizes."""
     random, raw = np.random.default_rng(3), random_bytes(kind, rows, columns, 3)
-    if kind == "F16":
-        raw = np.resize(random.permutation(FLOAT16), (rows, columns)).view(np.uint8)
-    elif kind in ("BF16", "F32"):
-        numbers = random.standard_normal((rows, columns)) * 10.0 ** random.integers(-20, 5, (rows, columns))
-        size = raw.shape[-1]
-        raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
-    elif kind == "MXFP4":
-        raw[..., 0] = random.integers(60, 140, raw.shape[:2])
-    elif kind == "NVFP4":  # four scales within a factor of 8
-        raw[..., :4] = random.integers(8, 96, (*raw.shape[:2], 1)) + random.integers(0, 24, (*raw.shape[:2], 4))
-    else:
-        raw[0] = 0xFF  # the largest sums of products
-        halves = FLOAT16.view(np.float16)
-        halves = random.choice(halves[np.abs(halves) < 100], (*raw.shape[:2], NUMBERS[kind][1]))
-        set_numbers(raw, kind, halves)
+    raw[0] = 0xFF  # the largest sums of products
+    set_numbers(raw, kind, random.uniform(-100, 100, (*raw.shape[:2], NUMBERS[kind][1])))
     return raw.reshape(rows, -1)
-
-
-def without(raw: AnyArray, kind: str, number: int) -> FloatArray:
-    """The weights with their scales (0) or their minima (1) set to 0."""
-    start, _ = NUMBERS[kind]
-    blocks = raw.copy().reshape(len(raw), -1, random_bytes(kind, 1, 256, 0).shape[-1])
-    blocks[:, :, start + 2 * number : start + 2 * number + 2] = 0
-    return dequantize(blocks.reshape(len(raw), -1), GGMLQuantizationType[kind]).astype(np.float64)
 
 
 def runnable_isas() -> list[str]:
@@ -189,22 +163,16 @@ def isas() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [*TYPES, *SUPER_TYPES, *BEYOND_GGUF])
-def test_packed_weights_are_hardly_larger_than_the_file(kind: str) -> None:
+def test_packed_weights_have_the_size_that_plans_count(kind: str) -> None:
     from edge.backends.tvm.packing.blocks import BLOCKS
 
     raw, block = random_bytes(kind, 32, 512, 1), BLOCKS[kind]
-    sizes = tuple(packed.nbytes for packed in block.pack(raw))
-    assert sizes == block.packed_bytes(32, 512)
-    most = {  # whose codes are unpacked
-        "NVFP4": 1.06, "IQ4_XS": 1.08, "TQ1_0": 1.23, "IQ3_S": 1.34, "IQ3_XXS": 1.5, "IQ2_XXS": 1.73, "IQ2_XS": 1.55,
-        "IQ2_S": 1.4, "IQ1_S": 2.29, "IQ1_M": 2.04,
-    }  # fmt: skip
-    assert raw.nbytes <= sum(sizes) <= most.get(kind, 1.05) * raw.nbytes
+    assert tuple(packed.nbytes for packed in block.pack(raw)) == block.packed_bytes(32, 512)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("kind", ["Q8_0", *(exhaustive(kind) for kind in (*TYPES, *SUPER_TYPES) if kind != "Q8_0")])
+@pytest.mark.parametrize("kind", ["Q8_0", *map(exhaustive, ("Q4_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ2_XS"))])
 def test_every_weight_comes_back_from_the_packed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: Engines, kind: str, isa: str
 ) -> None:
@@ -213,14 +181,10 @@ def test_every_weight_comes_back_from_the_packed_file(
     inputs = np.sign(np.random.default_rng(1).standard_normal((VOCAB, HIDDEN))).astype(np.float32)
     inputs[:HIDDEN], inputs[-1] = np.eye(HIDDEN), 1
     raw = random_blocks(kind, VOCAB, HIDDEN)
-    model = write(tmp_path, inputs, raw, kind)
     head = dequantize(raw, GGMLQuantizationType[kind]).astype(np.float64)
     normed = inputs / np.sqrt(np.mean(inputs.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
-    terms = np.abs(head)
-    if NUMBERS.get(kind, (0, 1))[1] == 2:  # what errors are measured by: d · q and m, which may cancel out
-        terms = sum(np.abs(without(raw, kind, number)) for number in (0, 1))
-    expected, size = normed @ head.T, np.abs(normed) @ terms.T
-    engine, tokens = engines(open_engine(model)), np.arange(VOCAB, dtype=np.int32)
+    expected, size = normed @ head.T, np.abs(normed) @ np.abs(head).T
+    engine, tokens = engines(open_engine(write(tmp_path, inputs, raw, kind))), np.arange(VOCAB, dtype=np.int32)
     for at in range(0, VOCAB, 8):  # as many rows as the engine has
         engine.kv.truncate(0)
         part = slice(at, at + 8)
@@ -353,47 +317,7 @@ def test_scores_of_encoder_in_bytes_are_those_in_float32(
     assert 1e-4 < np.abs(states - expected).max() < 0.05  # not equal: they were rounded
 
 
-@pytest.mark.exhaustive
-def test_steps_over_int8_rows_are_equal_in_256_and_512_bits(monkeypatch: pytest.MonkeyPatch, engines: Engines) -> None:
-    names = [isa for isa in runnable_isas() if isa in ("avxvnni", "avx512vnni")]
-    if len(names) < 2:
-        pytest.skip("this CPU runs none of the instruction sets with products of 8 bits in 256")
-    model, answers = open_model(GOLDEN / "llama-window.gguf"), []
-    tokens = tokens_of(model, 60)
-    for name in names:
-        choose(monkeypatch, name)
-        engine = engines(open_with(model, "int8", threads=2, chunk=16, capacity=64))
-        answers.append(np.array([engine.forward(tokens[at : at + 1]) for at in range(60)]))
-    np.testing.assert_array_equal(*answers)
-
-
 # Rows of the cache
-
-
-@pytest.mark.parametrize(
-    ("kv_dtype", "tolerance", "step", "sinks", "capacity"),
-    [("f32", 1e-3, 1, 4, 32), ("f16", 1e-1, 3, 40, 64), ("int8", 5e-1, 3, 4, 32)],
-)
-def test_stream_without_end_does_not_drift(
-    engines: Engines, kv_dtype: str, tolerance: float, step: int, sinks: int, capacity: int
-) -> None:
-    """Sinks, and pinned rows, are rotated at every eviction; after 600 tokens they must be what a fresh run gives."""
-    golden = open_golden("llama-one-layer")
-    engine = engines(open_with(golden.model, kv_dtype, capacity=capacity, pinned=sinks))
-    fresh = engines(open_with(golden.model, "f32", capacity=capacity))
-    policy, tokens = make_policy("streaming", sinks), tokens_of(golden.model, 600)
-    seen: list[int] = []
-    for start in range(0, tokens.size, step):
-        if engine.kv.length + step > capacity:
-            rows = policy.rows_to_keep(KVView(engine.kv.length), capacity - step)
-            engine.kv.keep(rows, close_gaps=True)
-            seen = [seen[row] for row in rows]
-        part = tokens[start : start + step]
-        ours, seen = engine.forward(part), [*seen, *part.tolist()]
-        if start % 60 == 0 or start + step >= tokens.size:
-            fresh.kv.truncate(0)
-            assert_close(ours, fresh.forward(np.array(seen)), tolerance)
-            np.testing.assert_array_equal(engine.kv.positions, np.arange(len(seen)))
 
 
 OPERATION = st.one_of(  # the newest row may go as well, and all of them
@@ -482,25 +406,26 @@ print('"done"')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [(3,), exhaustive((1, 2, 5))], ids=str)
-@pytest.mark.parametrize("side", [exhaustive("start"), "end"])
 @pytest.mark.parametrize(
-    ("small", "kv_dtype"),
+    ("small", "kv_dtype", "side"),
     [
-        exhaustive(Small(layers=2), "f16"),
-        exhaustive(Small(head=256, heads=2, kv_heads=1, ffn=32), "f16"),
-        (Small(head=64, heads=4, kv_heads=4, hidden=32, ffn=32, types="Q4_0", tied=False), "int8"),
-        exhaustive(Small(head=10, heads=7, kv_heads=1, hidden=47, ffn=65, vocab=261, window=8), "f32"),
-        exhaustive(Small(head=80, heads=2, kv_heads=1, hidden=32, ffn=32), "int4"),
+        (Small(head=64, heads=4, kv_heads=4, hidden=32, ffn=32, types="Q4_0", tied=False), "int8", "end"),
+        *(
+            exhaustive(small, kv_dtype, side)
+            for side in ("start", "end")
+            for small, kv_dtype in (
+                (Small(head=256, heads=2, kv_heads=1, ffn=32), "f16"),
+                (Small(head=10, heads=7, kv_heads=1, hidden=47, ffn=65, vocab=261, window=8), "f32"),
+                (Small(head=80, heads=2, kv_heads=1, hidden=32, ffn=32), "int4"),
+            )
+        ),
     ],
-    ids=["plain", "wide-heads", "int8", "window", "int4"],
+    ids=str,
 )
-def test_no_array_is_left_on_either_side(
-    tmp_path: Path, small: Small, kv_dtype: str, side: str, threads: tuple[int, ...]
-) -> None:
+def test_no_array_is_left_on_either_side(tmp_path: Path, small: Small, kv_dtype: str, side: str) -> None:
     """Arrays between pages that end the process when they are touched: reads count as well as writes."""
     path = write_small(tmp_path / "model.gguf", small)
-    child = run_child(_GUARDED, side, path, kv_dtype, *threads)
+    child = run_child(_GUARDED, side, path, kv_dtype, 3)
     last = [line for line in child.errors.splitlines() if line.startswith(("capacity", "edge.errors"))][-1:]
     assert (child.status, child.output) == (0, "done"), f"ended at {last}"
 
@@ -512,21 +437,11 @@ def open_edited(path: Path, small: Small, edit: Edit | None = None, **options: A
     return open_model(write_small(path / "model.gguf", small, edit, **options))
 
 
-@pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
-def test_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
-    model = open_edited(tmp_path, Small(types="Q4_0", tied=False))
-    name = f"{name}.weight"
-    model.file.tensors[name] = replace(model.file.tensors[name], type="Q8_K")
-    with pytest.raises(UnsupportedError, match=rf"Q8_K \({name}\).*--backend llamacpp"):
-        find_backend("cpu", model.file, model.spec)
-
-
 ONE = np.ones((64, 64), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("small", "edit", "named"),
-    [
+def test_unsupported_models_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: tuple[tuple[Small, Edit | None, str], ...] = (
         (Small(), lambda weights: weights.pop("blk.0.ffn_norm"), r"no tensor blk\.0\.ffn_norm\.weight"),
         (Small(), lambda weights: weights.update({"blk.0.attn_q_scale": ONE}), r"blk\.0\.attn_q_scale.*llamacpp"),
         (
@@ -534,16 +449,15 @@ ONE = np.ones((64, 64), np.float32)
             r"blk\.1\.attn_q\.bias.*--backend llamacpp",
         ),
         (Small(architecture="baichuan"), None, "baichuan.*--backend llamacpp"),
-    ],
-    ids=["missing", "unknown", "of one layer", "architecture"],
-)  # fmt: skip
-def test_unsupported_models_are_refused_by_name(tmp_path: Path, small: Small, edit: Edit | None, named: str) -> None:
-    model = open_edited(tmp_path, small, edit)
-    with pytest.raises(UnsupportedError, match=named):
+    )  # fmt: skip
+    for small, edit, named in cases:
+        model = open_edited(tmp_path, small, edit)
+        with pytest.raises(UnsupportedError, match=named):
+            find_backend("cpu", model.file, model.spec)
+    model = open_edited(tmp_path, Small(types="Q4_0", tied=False))
+    model.file.tensors["output.weight"] = replace(model.file.tensors["output.weight"], type="Q8_K")
+    with pytest.raises(UnsupportedError, match=r"Q8_K \(output.weight\).*--backend llamacpp"):
         find_backend("cpu", model.file, model.spec)
-
-
-def test_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, "nonsense")
     with pytest.raises(InputError, match=r"EDGE_ISA 'nonsense'.*generic"):
         open_with(open_golden("llama-one-layer").model, "f32")
