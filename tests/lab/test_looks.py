@@ -45,14 +45,6 @@ def test_auto_names_the_limiting_budget(limit: tuple[str, ...], most: int, why: 
     assert (found["auto"], why in found["auto_by"]) == (most, True), found
 
 
-@pytest.mark.parametrize(("image", "why"), [
-    ("nowhere", "a size in pixels, such as 1280x720, or a file"), ("1x60000", "one side is more than 200 times"),
-])  # fmt: skip
-def test_refused_sizes(image: str, why: str) -> None:
-    done = edge_here(*PLAN, image)
-    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
-
-
 def test_plan_says_why_the_cpu_encodes() -> None:
     with on_gpu(SOME_GPU):
         found = edge_here(*PLAN, "44x30", "--backend", "llamacpp").stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,17 @@ from edge.backends import backend_names, engine_named
 from edge.backends.base import EngineConfig
 from edge.backends.counts import Footprint
 from edge.cli.commands import app
-from edge.devices.profiles.file import write_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure
-from edge.lab.prediction.crowd import Crowd, left_by
+from edge.formats.blocks import nbytes
+from edge.lab.prediction.crowd import Crowd
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import work_of
+from edge.model.cores import Attention
 from edge.model.model import open_model
+from edge.model.names.known import known_models, outline_model
+from edge.model.reader import read_spec
+from edge.model.structure.layers import Block, Network
 from edge.model.structure.spec import ModelSpec
 from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
@@ -58,19 +63,6 @@ def test_decoding_follows_roofline() -> None:
     assert 1 / empty.tok_s.value == pytest.approx(expected)
     assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reading))
     assert empty.tok_s.source == "estimated from the profile of x"
-
-
-def test_tables_cost_a_token_nothing_wherever_they_lie() -> None:
-    """Gemma 4's, of which a token reads a row: in the file, not among the plan's weights, or in memory."""
-    spec = open_model(GOLDEN / "gemma4.gguf").spec
-    assert spec.table_bytes > 0
-    in_file = replace(BYTES, weights=10**8, on_disk=spec.table_bytes)
-    in_memory = replace(BYTES, weights=10**8 + spec.table_bytes)
-    speeds = [
-        predict(spec, replace(PLAN, bytes=each), KNOWN, Wanted(contexts=(0,))).decode[0].tok_s.value
-        for each in (in_file, in_memory)
-    ]
-    assert speeds[0] == pytest.approx(speeds[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("int8_ops", [None, 3e6])
@@ -141,6 +133,56 @@ def test_unknown_figures_are_left_out() -> None:
     assert "weights are read anew" in streams.unknown[0]
 
 
+# What a pass asks of a device, counted in another way
+
+FEW_ROWS = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
+NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)
+
+
+def with_windows(windows: Sequence[int]) -> ModelSpec:
+    """Layers with these windows."""
+    core = Attention(SPEC.heads, SPEC.kv_heads, SPEC.head_dim, 1.0)
+    layers = tuple((Block("attn_norm", replace(core, window=window)),) for window in windows)
+    return replace(SPEC, layers=len(windows), network=Network(SPEC.hidden, SPEC.vocab, layers))
+
+
+def pairs(windows: list[int], tokens: int, context: int) -> int:
+    """Rows that each token sees in each layer, one by one."""
+    return sum(min(context + i + 1, window or 1 << 40) for window in windows for i in range(tokens))
+
+
+@given(
+    tokens=st.integers(1, 40), context=st.integers(0, 60), windows=st.lists(st.sampled_from((0, 1, 7, 33)), min_size=1)
+)
+def test_attention_is_counted_pair_by_pair(tokens: int, context: int, windows: list[int]) -> None:
+    spec = with_windows(windows)
+    head = spec.vocab * spec.hidden
+    work = work_of(spec, FEW_ROWS, NEED, tokens, context)
+    attention = 4 * spec.heads * spec.head_dim * pairs(windows, tokens, context)
+    assert work.flops == pytest.approx(2 * (spec.parameters - head) * tokens + 2 * head + attention)
+    rows = sum(min(context + tokens, window or 1 << 40) for window in windows) / len(windows)
+    assert work.kv_bytes == pytest.approx(100 * rows)
+    assert work.weight_bytes == NEED.weights
+
+
+def test_layers_with_windows_read_their_windows() -> None:
+    """Two of three layers have a ring, of 30 rows of 10 bytes each; the rows of the other are 6,400 bytes."""
+    spec = with_windows((16, 0, 16))
+    need = replace(NEED, kv=6_400 + 600, fixed_kv=600)
+    assert work_of(spec, FEW_ROWS, need, 1, 39).kv_bytes == pytest.approx(100 * (40 + 16 + 16))
+    assert work_of(spec, FEW_ROWS, need, 1, 9).kv_bytes == pytest.approx(100 * 3 * 10)
+
+
+def test_embeddings_of_layers_are_looked_up_too(tmp_path: Path) -> None:
+    """Gemma 4 E2B: 4.63B parameters, of which 2.3B are "effective"."""
+    spec = read_spec(outline_model(known_models()["gemma4:e2b"], "Q4_0", tmp_path / "outline.gguf"))
+    assert spec.parameters - spec.table_parameters == pytest.approx(2.3e9, rel=0.02)
+    need = Footprint(weights=spec.weight_bytes, kv=6_400, scratch=0, runtime=0)
+    read = work_of(spec, FEW_ROWS, need, 1, 0)
+    assert read.weight_bytes == spec.weight_bytes - nbytes("Q6_K", 262_144 * 35 * 256)
+    assert read.flops == pytest.approx(2 * 2.3e9, rel=0.02)
+
+
 # By earlier runs
 
 
@@ -155,23 +197,6 @@ def earlier(points: list[tuple[float, float]], joules: float | None = None) -> l
 
 def decode_at(found: Prediction) -> list[float]:
     return [1 / each.tok_s.value for each in found.decode]
-
-
-def test_neighbours_leave_cores_or_a_share_of_time() -> None:
-    def left(neighbours: float, cores: int = 2, threads: int = 2, **kind: bool) -> tuple[float, float]:
-        kind = {"steps": True, "gives_way": True} | kind
-        found = left_by(Crowd(neighbours, cores), threads, lambda team: {1: 4.0, 2: 5.0}.get(team, 6.0), **kind)
-        return tuple(found)
-
-    assert left(0) == left(1, 4) == (1, 1)
-    assert left(1) == (0.8, 0.5)
-    assert left(0.5) == pytest.approx((0.9, 0.75))  # one, half of the time
-    assert left(2) == pytest.approx((0.8 * 2 / 3, 1 / 3))  # one thread among three
-    assert left(2, steps=False) == (0.5, 0.5)  # two among four
-    assert left(1, steps=False) == (0.8, 0.5)
-    assert left(1, gives_way=False) == pytest.approx((2 / 3, 2 / 3))
-    assert left(3, 4, 4) == pytest.approx((4 / 6, 1 / 4))
-    assert left(9, 2, 1) == pytest.approx((0.2, 0.2))
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -190,16 +215,6 @@ def test_load_now_scales_quiet_runs(known: bool) -> None:
     alone = predict(SPEC, PLAN, host, wanted, busy, meter="rapl", crowd=crowd).decode[0].tok_s
     assert alone.value == pytest.approx(1)
     assert alone.source == "measured beside other programs earlier (1 run)"
-
-
-def test_short_prompts_say_nothing_about_long_ones() -> None:
-    host, wanted = device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=512)
-    (short,) = (replace(run, prefill=Phase(1, 0.04, 1)) for run in earlier([(100, 0.03)], 5.0))
-    assert predict(SPEC, PLAN, host, wanted, [short]).prefill_tok_s == predict(SPEC, PLAN, host, wanted).prefill_tok_s
-    busy = replace(short, busy=True, prefill=Phase(512, 8.0, 256))
-    found = predict(SPEC, PLAN, host, wanted, [short, busy]).prefill_tok_s
-    assert found.value == pytest.approx(64)
-    assert found.source == "measured beside other programs earlier (1 run)"
 
 
 @given(seed=st.integers(0, 1000))
@@ -298,25 +313,3 @@ def test_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     done = run.invoke(app, ["run", MODEL, "-p", "x y z", "-n", "20", "--raw", "--ignore-eos", *flags])
     assert done.exit_code == 0, done.output
     assert plan(*flags)["prediction"]["decode"][0]["tok_s"]["source"] == "measured earlier (1 run)"
-
-
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--device", "toaster"], "unknown device"), (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
-    (["--device", "generic-x86"], "say --memory"),
-    (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
-    (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
-    (["--prompt-tokens", "600", "--tokens", "500"], "is more than --tokens 500, which counts prompt and answer"),
-    (["--device", "Raspberry Pi 5"], "did you mean raspberry-pi-5?"),
-    (["--prompt-tokens", "9" * 400], "Invalid value"), (["--at", "-1"], "--at takes numbers"),
-    (["--energy", "many"], "is not understood"),
-    (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
-    (["--device", "my-phone"], "figures.core_watts.value"),
-])  # fmt: skip
-def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
-    path = tmp_path / "devices" / "my-phone.toml"
-    path.parent.mkdir()
-    write_profile(replace(KNOWN, name="my-phone"), path)
-    path.write_text(path.read_text().replace("value = 2.0", "value = -2"))
-    done = run.invoke(app, ["plan", MODEL, *flags])
-    assert done.exit_code != 0
-    assert said in f"{done.exception} {done.output}"

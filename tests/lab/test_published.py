@@ -7,33 +7,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge.devices.profiles import comes_with_edge, find_profile, profile_names
 from edge.errors import BudgetError, UnsupportedError
-from edge.lab.prediction.errors import QUANTILE, correction, corrections, left_out, quantile, worded
+from edge.lab.prediction.errors import correction, corrections, worded
 from edge.lab.prediction.forecast import look_ahead
 from edge.lab.prediction.published import Comparison, comparisons, published
 from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 
-Ratios = dict[tuple[str, bool, str], dict[str, list[float]]]
-
 
 @pytest.fixture(scope="module")
 def found() -> list[Comparison]:
     return [*comparisons(npu=False), *comparisons(npu=True)]
-
-
-@pytest.fixture(scope="module")
-def ratios(found: list[Comparison]) -> Ratios:
-    made: Ratios = {}
-    for each in found:
-        group = made.setdefault((each.backend, each.run.npu, each.what), {})
-        group.setdefault(each.run.device, []).append(each.published / each.predicted)
-    return made
 
 
 def test_prediction_constants_follow_published_figures(
@@ -46,28 +34,6 @@ def test_prediction_constants_follow_published_figures(
         assert made.FILE.read_text(encoding="utf-8") == made.to_toml(corrections())
     finally:
         del sys.modules["published"]
-
-
-def test_corrections_and_errors_match_numpy(ratios: Ratios) -> None:
-    """A fit of logarithms by least squares, with equal weights of devices, and NumPy's quantiles."""
-    assert len(corrections()) == 6
-    for each in corrections():
-        by_device = ratios[each.backend, each.npu, each.what]
-
-        def fit(without: str | None, by_device: dict[str, list[float]] = by_device) -> float:
-            means = [np.log(own).mean() for name, own in by_device.items() if name != without]
-            (found,), *_ = np.linalg.lstsq(np.ones((len(means), 1)), np.array(means), rcond=None)
-            return float(np.exp(found))
-
-        fitted = not (each.npu and each.what == "prompt")
-        rest = [one / (fit(name) if fitted else 1.0) for name, own in by_device.items() for one in own]
-        if fitted:
-            assert left_out(by_device) == pytest.approx(rest)
-        assert each.factor == pytest.approx(fit(None) if fitted else 1.0, abs=6e-4)
-        assert each.error == pytest.approx(np.exp(np.quantile(np.abs(np.log(rest)), QUANTILE)), abs=6e-4)
-        assert each.figures == len(rest)
-        for share in (0.0, 0.3, 0.5, 1.0):
-            assert quantile(rest, share) == pytest.approx(np.exp(np.quantile(np.abs(np.log(rest)), share)))
 
 
 def test_every_figure_has_its_source() -> None:

@@ -24,8 +24,7 @@ from edge.cli.making.quantize import quantize as command
 from edge.converters.calibrate import TOKENS
 from edge.converters.gguf.ggml import quantize_file
 from edge.devices.memory import memory_use
-from edge.devices.profiles import add_profile, find_profile
-from edge.devices.profiles.profile import Figure, Speed
+from edge.devices.profiles import find_profile
 from edge.errors import BudgetError, EdgeError, InputError
 from edge.lab.report.page import render
 from edge.lab.report.search import search_json, search_report
@@ -169,48 +168,6 @@ def test_failed_trials_are_named_and_not_remembered(here: Here, monkeypatch: pyt
     assert search(TINY, **SMALL).failed == ()
 
 
-@pytest.mark.exhaustive
-def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_PROBE_S", 0.2)
-    found = search(TINY, **{**SMALL, "device": "host", "types": [], "policies": ["full"]})
-    timed = [each for each in here.ran if each.what == "speed"]
-    assert {(each.cell, each.threads) for each in timed} >= {
-        (each.candidate.cell, each.candidate.threads) for each in found.points
-    }
-    for point in found.points:
-        assert point.speed
-        assert point.speed.tok_s > 0
-    assert "measured here" in render(".md", search_report(found), {})
-
-
-def test_where_device_throttles_end_of_long_run_ranks(
-    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four threads are the fastest at first, and two in the end."""
-    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
-    pi, long_run = find_profile("raspberry-pi-5"), {"sustained_s": 600, "sustained_source": "a kit"}
-    figures = {"read_bandwidth": Figure(16e6, "measured", "a test"),
-               "read_bandwidth_one_core": Figure(4e6, "measured", "a test")}  # fmt: skip
-    cool = Speed("other", "other", "f32", 2, 32, 0.01, (16,), (0.01,), "a kit", sustained_speed=0.98, **long_run)
-    hot = replace(cool, threads=4, sustained_speed=0.4, sustained_joules=1.5)
-    wanted = {**SMALL, "device": "my-pi", "types": [], "policies": ["full"]}
-    fastest = []
-    for runs in ((), (cool, hot)):
-        add_profile(replace(pi, name="my-pi", figures=pi.figures | figures, speeds=runs))
-        found = search(TINY, **wanted)
-        by_threads = {each.candidate.threads: each for each in found.points}
-        fastest.append(max(by_threads, key=lambda threads: by_threads[threads].ranking_tok_s or 0.0))
-        text = render(".md", search_report(found), {})
-        assert ("tok/s after 10 min" in text) == bool(runs)
-        why = "my-pi throttles. tok/s then: estimated from the 98% that other kept with 2 threads"
-        assert (why in text) == bool(runs)
-    assert fastest == [4, 2]
-    assert 4 not in by_threads  # slower than two, for more joules
-    assert by_threads[2].ranking_tok_s == pytest.approx(0.98 * (by_threads[2].tok_s or 0.0))
-    data = json.loads(render(".json", search_report(found), search_json(found)))
-    assert data["points"][0]["candidate"]["sustained"]["seconds"] == 600
-
-
 def test_size_of_family_is_measured_against_largest(here: Here, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     quantize_file(open_model(TINY).file, small, "Q8_0")
@@ -249,16 +206,6 @@ def test_apps_have_neither_other_engines_nor_every_policy(tmp_path: Path) -> Non
         plan_all(weights, space, phone, Options(backend="reference"))
 
 
-def test_joule_budget_without_watts_is_refused(tmp_path: Path) -> None:
-    space = Space(96, (), (), ("f32",))
-    weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
-    unknown = replace(find_profile("raspberry-pi-5"), figures={})
-    with pytest.raises(InputError, match="leave --energy out"):
-        plan_all(weights, space, unknown, Options(backend="reference", energy=1.0, memory=1 << 36))
-    with pytest.raises(BudgetError, match="the smallest that fits is --memory"):
-        plan_all(weights, space, unknown, Options(backend="reference", memory=1 << 20))
-
-
 def test_setting_command_reproduces_measurement(here: Here, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     profile, space = find_profile("raspberry-pi-5"), Space(96, ("Q4_0",), ("streaming",), ("f32",))
@@ -295,26 +242,6 @@ def test_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
 def test_trial_stays_within_its_memory(here: Here) -> None:
     search(TINY, **{**SMALL, "policies": ["full"], "types": []})
     assert "budget is 2.0 MiB" in run_trial(here.ran[0], 2 << 20).reason
-
-
-def test_search_errors_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "damaged.gguf").write_bytes(TINY.read_bytes()[:1000])
-    (tmp_path / "short.txt").write_text("short", encoding="utf-8")
-    for model, flags, status, said in (
-        (TINY, ("--device", "pixel-99"), 2, "unknown device 'pixel-99'"),
-        (tmp_path / "damaged.gguf", ("--types", "q9"), 2, "there is no type 'q9'"),
-        (TINY, ("--policies", "best"), 2, "best"),
-        (TINY, ("--tokens", "100000"), 2, "--tokens must be at most"),
-        (TINY, ("--memory", "2MiB"), 3, "the smallest that fits is --memory"),
-        (TINY, ("--text", "/none.txt"), 2, "/none.txt cannot be read"),
-        (TINY, ("--text", str(tmp_path / "short.txt")), 2, "give a longer one with --text"),
-        (TINY, ("-o", "front.pdf"), 2, "what kind of report"), (tmp_path / "damaged.gguf", (), 2, "damaged.gguf"),
-        (GOLDEN / "encoders" / "bert-cased.gguf", (), 2, "is an encoder"),
-    ):  # fmt: skip
-        usual = ["--backend", "reference", "--device", "raspberry-pi-5", "--types", "q8_0"]
-        done = edge_here("search", str(model), *usual, *flags)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (status, "", 1)
-        assert said in done.stderr
 
 
 def test_cluster_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

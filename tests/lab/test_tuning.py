@@ -21,9 +21,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import SHARED_FIXTURES, examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
@@ -43,15 +40,12 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
-from edge.backends.tuning import PARTS, STEP, Field, Values, defaults, relevant
-from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tuning import STEP, Field, Values, defaults, relevant
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.lab.tuning.effects import effects, fates
-from edge.lab.tuning.host import rig_config
 from edge.lab.tuning.races import Limits, Trial, compare, is_significant, search
-from edge.lab.tuning.rig import Depths, Rig
 from edge.lab.tuning.setting import Setting
 from edge.lab.tuning.table import read_trials
 from edge.lab.tuning.tune import Result, Status, tune
@@ -204,26 +198,6 @@ def test_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed
         assert record.comparison.floor > 1
 
 
-def test_finally_slower_candidate_is_dropped(tiny: Path, folder: Path) -> None:
-    """The races lie, the comparison does not."""
-    machine = Machine(PLANTED)
-
-    class Fickle(Machine):
-        def measure(self, values: Values, part: str) -> float:
-            if "comparing" in doing and values != defaults(SPACE):
-                return 2.0
-            return machine.measure(values, part)
-
-    doing: list[str] = []
-    on_status = lambda status: doing.append("comparing") if "against the defaults" in status.doing else None  # noqa: E731
-    record = tuning(open_model(tiny), Fickle(PLANTED), on_status=on_status).record
-    assert (record.kept, record.gain, record.values) == ("default", 1.0, defaults(SPACE))
-    assert record.comparison.median < 1
-    # Races that were contradicted are shown, and not built upon.
-    assert len(read_trials(records.trials_path(record.name))) == record.trials
-    assert tuning(open_model(tiny), Machine(PLANTED)).measured > 0
-
-
 def test_interrupted_tuning_is_kept_and_resumed(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     first = tuning(model, Machine(PLANTED, interrupt_at=400))
@@ -273,8 +247,6 @@ def test_nearest_record_has_same_kernels() -> None:
     assert nearest(foreign, HERE) is None
 
 
-ODD_JSON = [b"", b"[" * 50_000, b"null", b'"', b"\xff", b"1e999", b"NaN", b"-1", b"{}", b"9" * 5000, b"\0", b"\n"]
-ODD_VALUES: list[Any] = [None, {}, [], "x", -1, 0, 1e308, True, {"step_dealt": None}, {"x": 1}, [1], [[]], {"a": {}}]
 CORRUPT: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text[:100], "Unterminated string"), (lambda text: "[]", "Record must be a table"),
     (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
@@ -299,38 +271,6 @@ def test_corrupt_records_are_ignored_with_one_warning(folder: Path, caplog: pyte
         assert len(caplog.records) == 1
         assert f"{path} is ignored: " in caplog.text
         assert why in caplog.text
-
-
-@pytest.fixture
-def tuned(tiny: Path, folder: Path) -> tuple[Record, bytes, bytes]:
-    """A record, its file and the table beside it."""
-    record = tuning(open_model(tiny), Machine(PLANTED), trials=6).record
-    return record, (folder / f"{record.name}.json").read_bytes(), records.trials_path(record.name).read_bytes()
-
-
-@settings(max_examples=examples(60), suppress_health_check=SHARED_FIXTURES)
-@given(data=st.data())
-def test_any_file_in_folder_is_read_or_skipped(
-    tuned: tuple[Record, bytes, bytes], folder: Path, data: st.DataObject
-) -> None:
-    """Records and tables of trials with changed bytes, values and shapes; runs and --show go on with what is sound."""
-    record, *whole = tuned
-    path, table = folder / f"{record.name}.json", records.trials_path(record.name)
-    for each, text in zip((path, table), whole, strict=True):
-        at = data.draw(st.integers(0, len(text)))
-        odd = data.draw(st.sampled_from(ODD_JSON) | st.binary(max_size=8))
-        each.write_bytes(text[:at] + odd + text[at + data.draw(st.sampled_from([0, 1, len(odd), 40])) :])
-    lines = table.read_bytes().splitlines()
-    if len(lines) > 2 and data.draw(st.booleans()):
-        with suppress(ValueError, TypeError, RecursionError):
-            trial = json.loads(lines[1])
-            trial[data.draw(st.sampled_from(sorted(trial)))] = data.draw(st.sampled_from(ODD_VALUES))
-            table.write_bytes(b"\n".join([lines[0], json.dumps(trial).encode(), *lines[2:]]))
-    read_records()
-    tried = read_trials(table)
-    assert sum(fates(tried).values()) == len(tried)
-    usual = tried[0].against if tried else record.values
-    assert {each.field for each in effects(tried, usual)} <= usual.keys()
 
 
 # What runs make of them
@@ -396,22 +336,6 @@ def test_every_field_off_its_default_gives_same_tokens(tmp_path: Path, engines: 
         np.testing.assert_allclose(logits, expected[at], rtol=0, atol=1e-3)
 
 
-def test_rig_measures_both_parts_and_loads_candidate_once(tiny: Path) -> None:
-    model = open_model(tiny)
-    depths = Depths.of(model.spec.context)
-    assert depths.capacity <= model.spec.context
-    space = make_space(choose_target(), "f16", 2, depths.prompt)
-    start, loads = defaults(space), []
-
-    def load(values: Values) -> NativeEngine:
-        return NativeEngine(model.file, model.spec, rig_config(model.spec, space, "f16", values, 2))
-
-    with Rig(model.spec, space, load, lambda: loads.append(1)) as rig:
-        assert all(rig.measure(values, part) > 0 for values in (start, start | {"threads": 1}) for part in PARTS)
-        rig.measure(start | {"chunk": depths.prompt // 2}, STEP)  # of no matter to decode
-        assert len(loads) == 2
-
-
 # What is shown
 
 
@@ -435,22 +359,6 @@ def test_effects_are_relative_to_defaults() -> None:
 
 
 # The command
-
-
-def test_wrong_use_raises_one_line(tiny: Path, folder: Path) -> None:
-    model = str(tiny)
-    for arguments, words in (
-        ([model, "--device", "pi5"], "--tracker"), ([model, "--tracker", "localhost:9190"], "--key"),
-        ([model, "--tracker", "nowhere", "--key", "k"], "HOST:PORT"),
-        ([model, "--tracker", "nowhere:1", "--key", "k", "--target", "z80"], "avx2"),
-        ([model, "--target", "avx2"], "--tracker"), ([model, "--time", "soon"], "soon"),
-        ([model, "--kv-dtype", "q8_0"], "q8_0"), ([model, "--show"], "edge tune"), ([], "MODEL"),
-    ):  # fmt: skip
-        done = edge("tune", *arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-    assert edge_json("tune", "--show", "--json") == {"folder": str(folder), "records": []}
 
 
 def test_time_for_no_trial_is_error(tiny: Path, folder: Path) -> None:

@@ -19,17 +19,14 @@ from typing import IO
 
 _VERSION, _MOST = 0x01000001, 1 << 20
 _HEADER, _PACKET = struct.Struct("<4s5I"), struct.Struct("<BI")
-_TOKEN, _SIGNATURE = 1, 2
 _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
 
 
 class Phone:
-    """Answers adb at `address`. Its shell's home is `home`.
+    """Answers adb at `address`. Its shell's home is `home`. before: a command of the shell in front of each."""
 
-    lets_in: whether its user confirmed adb's key. before: a command of the shell in front of each."""
-
-    def __init__(self, home: Path, *, lets_in: bool = True) -> None:
-        self.home, self.lets_in, self.before = home, lets_in, ""
+    def __init__(self, home: Path) -> None:
+        self.home, self.before = home, ""
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._connections: list[socket.socket] = []
@@ -75,10 +72,7 @@ class _Transport:
             )
 
     def _answer(self, command: bytes, first: int, second: int, data: bytes) -> None:
-        if command in (b"CNXN", b"AUTH") and not self._phone.lets_in:
-            if command == b"CNXN" or first == _SIGNATURE:  # unknown: now adb sends its key, and waits for the user
-                self.send(b"AUTH", _TOKEN, 0, os.urandom(20))
-        elif command == b"CNXN":
+        if command == b"CNXN":
             self.send(b"CNXN", _VERSION, _MOST, b"device::ro.product.name=test;features=shell_v2,cmd")
         elif command == b"OPEN":
             service = data.rstrip(b"\0").decode()

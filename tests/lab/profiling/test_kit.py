@@ -13,25 +13,23 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import GOLDEN
-from core_trees import arm_cores
-from hypothesis import given
-from hypothesis import strategies as st
 from kits import GOLDEN_MODEL, QUICK, kit_for, result, result_text, run_program, settings
-from profiles import MIB
+from profiles import MIB, make_profile
 from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
-from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
+from edge.devices.cores import fast_cores
 from edge.devices.host import probe_host
 from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import read_profile as read_device
+from edge.devices.profiles.file import write_profile
 from edge.devices.profiles.profile import Power
 from edge.errors import InputError, UnsupportedError
 from edge.lab.profiling.kit.device import device_of
 from edge.lab.profiling.kit.machine import profile_of
 from edge.lab.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
-from edge.lab.profiling.kit.result import parse_result
+from edge.lab.profiling.kit.result import Kind, parse_result
 from edge.lab.profiling.kit.result import profile_of as profile_of_result
 from edge.lab.profiling.profile import read_profile
 from edge.lab.report.document import terminal
@@ -96,22 +94,6 @@ def test_other_files_are_refused() -> None:
             parse_result(text, "r.json")
 
 
-@given(st.data())
-def test_damaged_results_never_crash(data: st.DataObject) -> None:
-    whole = json.loads(result_text())
-    inner, way = whole, data.draw(st.sampled_from([each for each in places(whole) if each]))
-    for key in way[:-1]:
-        inner = inner[key]
-    inner[way[-1]] = data.draw(JSON)
-    try:
-        found = profile_of_result(parse_result(json.dumps(whole).encode(), "r.json"))
-    except InputError as error:
-        said = str(error)
-    else:
-        said = "" if render(".md", profile_report(found), {}) else "an empty report\n"
-    assert "\n" not in said
-
-
 def test_failing_kit_names_the_cause(tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     shutil.copytree(kit_for(sustained=0.5), folder)
@@ -125,6 +107,21 @@ def test_failing_kit_names_the_cause(tmp_path: Path) -> None:
     done = subprocess.run([kit_for(sustained=0.5) / PROGRAM], stdout=subprocess.PIPE, stderr=writer, timeout=240)
     os.close(writer)
     assert done.returncode != 0  # the connection is lost: it does not go on
+
+
+def arm_cores(root: Path) -> int:
+    """The first CPU a Cortex-A76, the others Cortex-A55; returns the number of these."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    for cpu in (first, *others):
+        capacity, kilohertz, midr = (1024, 2400000, "413fd0b1") if cpu == first else (385, 1800000, "412fd050")
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}"
+        for name in ("cpufreq", "topology", "regs/identification"):
+            (folder / name).mkdir(parents=True)
+        (folder / "cpu_capacity").write_text(f"{capacity}\n")
+        (folder / "cpufreq/cpuinfo_max_freq").write_text(f"{kilohertz}\n")
+        (folder / "topology/thread_siblings_list").write_text(f"{cpu}\n")
+        (folder / "regs/identification/midr_el1").write_text(f"0x00000000{midr}\n")
+    return len(others)
 
 
 @pytest.mark.exhaustive
@@ -218,28 +215,6 @@ def test_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_wrong_requests_raise_one_line(tmp_path: Path) -> None:
-    model, elsewhere = str(GOLDEN_MODEL), "is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"
-    (tmp_path / "result.json").write_bytes(result_text())
-    result = str(tmp_path / "result.json")
-    for arguments, said in (
-        (["--read", "r.json", "--on", "kit:x"], "--read measures nothing: leave MODEL and --on out"),
-        ([], "no MODEL: give one, or --read FILE for the result of a kit"),
-        ([model, "--device", "pixel-9"], "--device goes with --on kit:DIR"),
-        ([model, "--on", "pi"], f"--on pi {elsewhere}"), ([model, "--on", "ssh:-oProxyCommand=x"], "names no host"),
-        ([model, "--on", "kit:x", "--backend", "onnx"], "with the cpu engine, in a kit"),
-        ([model, "--on", "kit:x", "--device", "web"], "web runs web: kits are for Linux and Android"),
-        (["add", "a b", result], "'a b' cannot be a device's name"),
-        (["add", "pi", "nothing.json"], "nothing.json: cannot be read"),
-        (["add", "a", "b", "c"], "edge devices add takes a FILE, or a NAME and a FILE, not 3 words"),
-    ):  # fmt: skip
-        command = "devices" if arguments[:1] == ["add"] else "profile"
-        done = edge(command, *arguments, EDGE_DEVICES=str(tmp_path / "devices"))
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert said in done.stderr
-    assert not (tmp_path / "devices").exists()
-
-
 def test_kit_result_becomes_a_device_for_plans(tmp_path: Path) -> None:
     """Speeds that were measured are predicted as they were; of other models, the ceilings that were measured tell."""
     (tmp_path / "result.json").write_bytes(result_text())
@@ -281,3 +256,27 @@ def test_kits_replace_kits_only(tmp_path: Path) -> None:
     (folder / "mine.txt").touch()
     with pytest.raises(InputError, match="holds other files"):
         make_kit(model, "m", folder, "host", settings(), force=True)
+
+
+def test_kinds_are_shown_and_kept(tmp_path: Path) -> None:
+    """Ceilings of each kind of cores."""
+    big = Kind(1, 1024, 3_300_000, "0x412fd820", "", 2e10, 5e10, 4e11)
+    little = Kind(4, 150, 2_000_000, "0x412fd800", "", 6e9, 1e10, 8e10)
+    ceilings = replace(result().ceilings, kinds=[big, little])
+    found = replace(result(), machine="aarch64", isa="i8mm", fastest_cores=1, ceilings=ceilings)
+    device = device_of(found, "mine")
+    write_profile(device, tmp_path / "mine.toml")
+    kept = read_device(tmp_path / "mine.toml")
+    assert kept == device
+    one, other = kept.clusters
+    assert (one.kind, one.cores, one.ghz, one.capacity, one.read_bandwidth) == ("Cortex-X4", 1, 3.3, 1024, 2e10)
+    assert (other.kind, other.cores, other.f32_flops, other.int8_ops) == ("Cortex-A520", 4, 1e10, 8e10)
+    assert kept.threads == fast_cores([(1024, 3300), *[(150, 2000)] * 4]) == 1
+    roofs = profile_of_result(found).roofs
+    text = render(".md", profile_report(make_profile(roofs=roofs)), {})
+    row = next(line for line in text.splitlines() if "Cortex-A520" in line)
+    assert [each.strip() for each in row.strip("|").split("|")] == [
+        "Cortex-A520", "4", "2.00 GHz", "6 GB/s", "10 GFLOP/s", "80 Gop/s",
+    ]  # fmt: skip
+    unknown = replace(ceilings, kinds=[replace(each, capacity=0, kilohertz=0) for each in (big, little)])
+    assert len(device_of(replace(found, ceilings=unknown), "mine").clusters) == 1

@@ -6,24 +6,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from kits import GOLDEN_MODEL, kit_for, result, run_program, settings
+from kits import kit_for, result, run_program
 from profiles import make_engine, make_profile, make_sustained
-from test_cli import edge_here as edge
 
 from edge.devices.profiles import host_power
-from edge.lab.profiling.child import Job, run_in_child
 from edge.lab.profiling.kit.device import device_of
 from edge.lab.profiling.kit.result import parse_result, profile_of
-from edge.lab.profiling.profile import EngineProfile, Profile, read_profile
+from edge.lab.profiling.profile import Profile, read_profile
 from edge.lab.profiling.sustained import Sustained
 from edge.lab.profiling.verdict import evidence_of
 from edge.lab.report.page import render
 from edge.lab.report.profile import profile_report
-from edge.values import parse
 
 POWER = host_power()
 LOW = POWER.idle_watts + 0.1 * POWER.core_watts  # less than a tenth of the work of one core
-FAR = 1000.0  # more than any machine draws
 
 
 def check_held(run: Sustained | None, watts: float) -> None:
@@ -49,26 +45,6 @@ def test_kit_holds_its_long_run_to_power() -> None:
     assert all(each.paused == 0 for each in result().sustained.windows)
 
 
-def draw(root: Path, watts: float) -> None:
-    """A sensor below `root` by which the machine always draws that."""
-    folder = root / "sys/class/hwmon/hwmon0"
-    folder.mkdir(parents=True)
-    (folder / "name").write_text("ina226\n")
-    (folder / "power1_input").write_text(f"{watts * 1e6:.0f}\n")
-
-
-@pytest.mark.exhaustive  # waits for the seconds of pauses that show it
-def test_power_that_pauses_cannot_hold_ends_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(tmp_path, 2 * FAR)
-    ended = f"the long run ended early: pauses cannot hold {FAR:g} W, which the device draws without work"
-    done = run_program(kit_for(sustained=600.0, watts=FAR), EDGE_SENSORS=str(tmp_path))
-    engine = profile_of(parse_result(done.stdout, "it")).engines[0]
-    assert ended in engine.notes
-    monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
-    job = Job("measure", str(GOLDEN_MODEL), "reference", replace(settings(600.0, FAR), speed_s=0.1, curve_s=0.1))
-    assert ended in parse(EngineProfile, run_in_child(job, lambda what, share: None)).notes
-
-
 def held_profile() -> Profile:
     """Of a run with pauses in half of its last window."""
     windows = [replace(each, paused=each.seconds / 2 if each.start > 47 else 0.0) for each in make_sustained().windows]
@@ -91,16 +67,3 @@ def test_pauses_are_no_heat(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(render(".json", profile_report(found), found.to_dict()))
     assert read_profile(tmp_path / "a.json") == found
     assert asdict(found)["settings"]["watts"] == 5.0
-
-
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--power", "5W"], "--power holds the long run only: add its length, such as --sustained 5m"),
-    (["--power", "5", "--sustained", "5m", "--on", "web:x"], "--power cannot be held in a page"),
-    (["--power", "much", "--sustained", "5m"], "'much' is not understood"),
-    (["--power", "0W", "--sustained", "5m"], "greater than zero"),
-])  # fmt: skip
-def test_wrong_powers_raise_one_line(arguments: list[str], said: str) -> None:
-    done = edge("profile", str(GOLDEN_MODEL), *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -6,17 +6,13 @@ import getpass
 import os
 import platform
 import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from kits import GOLDEN_MODEL, QUICK, kit_for, quietly, write_program
-from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
 
 from edge.devices.host import usable_cores
@@ -65,16 +61,6 @@ class Board:
 
     def serve(self, more: str) -> None:
         (self.folder / "sshd_config").write_text(SERVER.format(folder=self.folder, more=more))
-
-    def cut(self) -> None:
-        """End the server as a pulled cable does: it says nothing more."""
-        os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
-
-    def wait_until_empty(self) -> None:
-        end = time.monotonic() + 60
-        while self.left and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not self.left
 
 
 @pytest.fixture
@@ -133,40 +119,6 @@ def test_search_measures_its_front_over_ssh(board: Board) -> None:
     assert [(each.quality, each.speed) for each in again.points] == [(point.quality, point.speed)]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--on", "ssh:board"], "--on ssh:board is another machine: name its --device"),
-    (["--on", "kit:x", "--device", "web"], "--on kit:x: a search measures at ssh:user@host"),
-    (["--on", "adb:-x", "--device", "pixel-9"], "--on adb:-x names no device"),
-    (["--on", "ssh:board", "--device", "pixel-9", "--backend", "onnx"], "with the cpu engine, in a kit"),
-])  # fmt: skip
-def test_impossible_remote_searches_raise_one_line(words: list[str], said: str) -> None:
-    done = edge("search", str(GOLDEN_MODEL), *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def spoil_key(board: Board) -> None:
-    (board.folder / "authorized").write_text("")
-
-
-def spoil_known_hosts(board: Board) -> None:
-    (board.folder / "known").write_text("")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("spoil", "said"), [
-    (spoil_key, "board: it takes none of your keys: see that ssh board works without a password (ssh-copy-id)"),
-    (spoil_known_hosts, "board: its key is not known here: connect once with ssh board, and confirm the key"),
-])  # fmt: skip
-def test_refused_ssh_connections_name_the_remedy(board: Board, spoil: Callable[[Board], None], said: str) -> None:
-    spoil(board)
-    for call in (lambda: ask_machine(Address("board")), lambda: run_kit(Address("board"), kit_for(), quietly)):
-        with pytest.raises(EngineError) as caught:
-            call()
-        assert str(caught.value) == said
-
-
 def test_absent_hosts_are_named(board: Board) -> None:
     name = "a" * 64  # which no resolver asks others for
     with pytest.raises(EngineError, match=rf"^{name}: there is no such host$"):
@@ -176,30 +128,6 @@ def test_absent_hosts_are_named(board: Board) -> None:
         port = bound.getsockname()[1]
         with pytest.raises(EngineError, match=rf"^127.0.0.1:{port}: nothing listens there: start its ssh server"):
             ask_machine(Address("127.0.0.1", port))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("command", "said"), [
-    ('trap "" XFSZ; ulimit -f 64', "board has no room for the kit: its disk is full"),  # blocks of 512 bytes
-    ("export HOME=/nowhere TMPDIR=/nowhere", "board: no folder can be made there"),
-])  # fmt: skip
-def test_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str, said: str) -> None:
-    board.serve(f'ForceCommand {command}; eval "$SSH_ORIGINAL_COMMAND"')
-    with pytest.raises(EngineError) as caught:
-        run_kit(Address("board"), kit_for(), quietly)
-    assert str(caught.value) == said
-    assert not board.left
-
-
-@pytest.mark.exhaustive
-def test_local_interrupt_cleans_the_remote(board: Board) -> None:
-    def interrupt(what: str, share: float) -> None:
-        if what.startswith("sustained"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_kit(Address("board"), kit_for(sustained=30.0), interrupt)
-    board.wait_until_empty()
 
 
 def test_silent_machine_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

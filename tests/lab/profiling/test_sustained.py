@@ -15,10 +15,9 @@ from test_cli import json_here as edge_json
 
 from edge.devices.profiles import add_profile
 from edge.devices.profiles.file import read_profile
-from edge.devices.profiles.profile import DeviceProfile, Speed
+from edge.devices.profiles.profile import DeviceProfile
 from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.predict import Prediction
-from edge.lab.prediction.sustained import kept_by
 from edge.lab.profiling.kit.device import device_of, with_earlier
 from edge.lab.profiling.kit.result import parse_result
 from edge.lab.profiling.verdict import evidence_of
@@ -99,50 +98,10 @@ def predicted(text: bytes) -> Prediction:
 
 
 @pytest.mark.usefixtures("own")
-def test_long_runs_of_other_settings_make_estimates() -> None:
-    add_profile(device_with(result_with(THROTTLES)))
-    found = forecast(GOLDEN_MODEL, device="my-board", max_kv_size=128, kv_dtype="int8").prediction
-    for each in found.decode:
-        assert each.sustained
-        assert each.sustained.tok_s.source.startswith("estimated from the 60% that llama")
-
-
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("speeds", [[], [1.0, 1.01, *[0.95] * 8]])
 def test_ranking_is_unchanged_without_throttling(speeds: list[float]) -> None:
     text = result_with(speeds) if speeds else json.dumps(json.loads(result_text()) | {"sustained": None}).encode()
     assert [each.sustained for each in predicted(text).decode] == [None, None]
-
-
-@pytest.mark.usefixtures("own")
-def test_uncounted_joules_stay_initial() -> None:
-    for each in predicted(result_with(THROTTLES, sensor=None)).decode:
-        assert each.joules
-        assert each.sustained
-        assert each.sustained.joules
-        assert each.sustained.joules.value == each.joules.value
-        assert "no sensor counted them" in each.sustained.joules.source
-
-
-def test_fewer_threads_keep_more_of_their_speed() -> None:
-    """By the power that heat allows: n threads at the clock f draw n · f³."""
-    made = device_with(result_with(THROTTLES))
-    ran = replace(made.speeds[0], threads=4)
-
-    def kept(threads: int, *runs: Speed, model: str = "other") -> float:
-        found = kept_by(replace(made, speeds=runs), model, "f16", threads)
-        assert found
-        return found.speed
-
-    allowed = 4 * 0.6**3
-    for threads in (1, 2, 3, 4, 8):
-        assert kept(threads, ran) == pytest.approx(min(1.0, (allowed / threads) ** (1 / 3)))
-    both = (ran, replace(ran, threads=2, sustained_speed=0.97))
-    assert kept(4, *both) == pytest.approx(0.6)
-    assert kept(1, *both) == 1.0  # two threads kept theirs
-    assert kept(2, *both, model=ran.model) == pytest.approx(0.97)
-    assert kept(3, *both) < 1.0  # of which the run of two says nothing
-    assert kept_by(replace(made, speeds=(both[1],)), "other", "f16", 4) is None
 
 
 def test_profiles_keep_long_runs_that_are_not_repeated() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from browser import CONTRAST, Page, complaints, until
 from conftest import NEEDS_WASM
-from kits import GOLDEN_MODEL, QUICK, settings
-from test_cli import edge_here as edge
+from kits import GOLDEN_MODEL, settings
 from web_site import served
 
 from edge.errors import InputError
@@ -62,21 +61,3 @@ def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> 
     assert "estimated" in said  # joules
     with pytest.raises(InputError, match="WebAssembly in its browser: measure the device with a kit"):
         device_of(found, "mine")
-
-
-@NEEDS_WASM
-def test_command_writes_the_page_or_names_the_error(tmp_path: Path) -> None:
-    made = tmp_path / "site"
-    run = edge("profile", str(GOLDEN_MODEL), "--on", f"web:{made}", *QUICK)
-    assert f"open the page of edge serve-site {made} there" in run.stdout
-    (made / "mine").write_text("")
-    for words, said in (
-        (["--on", f"web:{made}", "--force"], "holds files of others"),
-        (["--on", "web:"], "--on web: is unknown"),
-        (["--on", f"web:{made}", "--device", "pixel-9"], "--device goes with --on kit:DIR"),
-        (["--force"], "--force goes with --on kit:DIR or web:DIR"),
-    ):
-        failed = edge("profile", str(GOLDEN_MODEL), *words, *QUICK)
-        assert failed.returncode == 2
-        assert said in failed.stderr
-        assert failed.stderr.count("\n") == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +15,9 @@ from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
 
 from edge.errors import EngineError, InputError
-from edge.lab.quality.perplexity import perplexity
 from edge.lab.quality.windows import Windows, divergence, windowed_perplexity
 from edge.likelihood import compare, negative_log_likelihoods
 from edge.model.model import open_model
-from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 SHAPE, CONTEXT = Small(context=128), 32
@@ -112,21 +108,6 @@ def test_perplexity_matches_transformers() -> None:
     assert found.tokens == golden.tokens.size - 1
 
 
-def test_evicting_caches_against_whole_ones(models: tuple[Path, Path], ids: IntArray) -> None:
-    options: dict[str, Any] = {"backend": "reference", "logits_rows": 8, "prefill_step_size": 4}
-    windows = Windows(ids, 64)
-    with load(models[0], kv_policy="full", max_kv_size=64, **options) as whole:
-        with load(models[0], kv_policy="streaming", max_kv_size=24, **options) as small:
-            found = divergence(whole, small, windows)
-        with load(models[0], kv_policy="full", **options) as again:
-            assert divergence(whole, again, windows).kl_max == 0
-        with load(models[0], kv_policy="full", max_kv_size=24, **options) as short, pytest.raises(InputError) as error:
-            divergence(whole, short, windows)
-    assert "raise --max-kv-size" in str(error.value)
-    assert found.kl_mean > 0.001
-    assert found.kl_median < found.kl_max
-
-
 class CutError(Exception):
     """Stands for Ctrl-C."""
 
@@ -191,51 +172,3 @@ def test_control_tokens_in_measured_text_are_text(tmp_path: Path) -> None:
     (text := tmp_path / "text.txt").write_text("<|im_end|>" * 3)
     flags = ["eval", "perplexity", str(GOLDEN / "llama-one-layer.gguf"), "--text", str(text), "--backend", "reference"]
     assert edge_json(*flags, "--json")["tokens"] == 3 * len("<|im_end|>") - 1
-
-
-def test_wrong_input_raises_one_line(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
-    defaults = {"--reference": str(models[0]), "--text": str(text), "--context": "32", "--backend": "reference"}
-    for flags, says in (
-        (["--reference", str(GOLDEN / "spm.gguf")], "have different vocabularies"),
-        (["--reference", "nope.gguf"], "no such model file"), (["--context", "1"], "--context"),
-        (["--context", "129"], "at most 128"), (["--text", "nope.txt"], "no such file"),
-        (["--resume"], "--resume goes with -o FILE"), (["-o", "kl.html"], "written as .json"),
-        (["-o", "/no/such/folder/kl.json"], "cannot be written"), (["--kv-dtype", "int3"], "no KV dtype"),
-        (["--max-kv-size", "16"], "raise --max-kv-size"),
-        (["--tokens", "20", "--second-half", "--context", "64"], "nothing to predict"),
-    ):  # fmt: skip
-        chosen = [word for name, value in defaults.items() if name not in flags for word in (name, value)]
-        done = edge("eval", "kl", str(models[0]), "--reference-backend", "reference", *chosen, *flags)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-    alone = ["eval", "perplexity", str(models[0]), "--text", str(text), "--backend", "reference"]
-    assert "go with --context" in edge(*alone, "-o", str(tmp_path / "x.json")).stderr
-    found = edge_json(*alone, "--tokens", "1", "--json")
-    assert (found["tokens"], found["stderr"]) == (1, 0)
-
-
-def test_logits_are_freed_before_next_ones_are_made(models: tuple[Path, Path], ids: IntArray) -> None:
-    """A plan counts one step's: with a vocabulary of 262,144 tokens, 64 rows are 64 MiB."""
-    passes = 0
-
-    def count(engine: Any) -> None:
-        run, last = engine.forward_all, lambda: None
-
-        def forward_all(tokens: IntArray) -> AnyArray:
-            nonlocal last, passes
-            assert last() is None
-            logits = np.array(run(tokens))
-            last, passes = weakref.ref(logits), passes + 1
-            return logits
-
-        engine.forward_all = forward_all
-
-    options: dict[str, Any] = {"backend": "reference", "logits_rows": 8, "prefill_step_size": 8}
-    with load(models[0], **options) as one, load(models[1], **options) as two:
-        count(one.engine)
-        count(two.engine)
-        perplexity(one, ids)
-        windowed_perplexity(one, Windows(ids, CONTEXT))
-        divergence(one, two, Windows(ids, CONTEXT))
-    assert passes > 4 * (ids.size // 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from test_cli import edge_here as edge
 
 from edge.errors import InputError
 from edge.lab.quality.material import Material, Setup
-from edge.lab.quality.matrix import Cell, make_cells, open_cell, open_journal, run_matrix
-from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
-from edge.lab.quality.retrieval import count_right, digits_of, make_trials, recall_compressed, split_reply
+from edge.lab.quality.matrix import Cell, make_cells, open_journal, run_matrix
+from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, stream_documents, token_losses
+from edge.lab.quality.retrieval import count_right, digits_of, make_trials, split_reply
 from edge.lab.quality.summary import make_rows
 from edge.lab.report.kv import reasons_of
 from edge.model.model import Model, open_model
@@ -65,16 +64,6 @@ def test_losses_match_transformers() -> None:
     assert again.tokens == [losses.size] * 2
 
 
-def test_errors_count_last_tokens_too(setup: Setup) -> None:
-    """Only the last 10 of 100 tokens are read with less than everything: the comparison has an error all the same."""
-    tokens = setup.model.encode_prompt(TEXT, raw=True)[:101]
-    cells = make_cells(["window"], [None], [90], in_rows=True)
-    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
-    ratio = rows[1].figures["ratio"]
-    assert ratio.value != 1
-    assert ratio.stderr > 0
-
-
 def test_repeat_says_segment_twice_with_other_tokens_around() -> None:
     repeats = make_repeats(np.arange(5000, dtype=np.int32), 3, seed=1, bos=[9999])
     assert len({tuple(each.tolist()) for each in repeats}) == 3
@@ -86,16 +75,6 @@ def test_repeat_says_segment_twice_with_other_tokens_around() -> None:
         assert np.unique(tokens).size == tokens.size - SEGMENT  # nothing else comes twice
     with pytest.raises(InputError, match="need 2012 tokens of text, and there are 2011"):
         make_repeats(np.arange(2011, dtype=np.int32), 1)
-
-
-def test_both_occurrences_are_scored_where_they_are(setup: Setup) -> None:
-    (tokens,) = make_repeats(setup.model.encode_prompt(TEXT, raw=True), 1)
-    with open_cell(setup, Cell("streaming", max_kv_size=64), tokens.size - 1) as session:
-        found = measure_repeats(session, [tokens], ignore)
-        losses = token_losses(session, tokens)
-    assert found.tokens == 240
-    assert found.first == pytest.approx([losses[2 * SEGMENT - 1 - 240 : 2 * SEGMENT - 1].mean()])
-    assert found.again == pytest.approx([losses[-240:].mean()])
 
 
 # Retrieval
@@ -133,25 +112,6 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
         return count_right(smollm2.tokenizer, logits, reply)
 
     assert [say(each) for each in ("12345", "12344", "21345", "99945", "00000", "abcde")] == [5, 4, 3, 2, 0, 0]
-
-
-def test_compressing_once_equals_reading_in_one_go(setup: Setup) -> None:
-    """Both protocols share the reading of the text: that must not change which rows stay."""
-    (trial,) = make_trials(setup.model, setup.model.encode_prompt(TEXT, raw=True), 1, 400)
-    with open_cell(replace(setup, backend="cpu"), Cell("snapkv:window=8", max_kv_size=400), 400) as session:
-        recall_compressed(session, [trial], 100, ignore)  # the question known comes last
-        kept = np.asarray(session.engine.kv.positions).copy()
-        session.reset()
-        tokens = np.concatenate([trial.context, trial.question])
-        for part in (tokens[:-8], tokens[-8:]):
-            session.forward(part, upcoming=1 if part.size > 8 else 400)
-        session.shrink(100 - trial.reply.size)
-        session.forward(trial.reply[:-1], upcoming=1)
-        assert session.engine.kv.length == 99
-        expected = np.asarray(session.engine.kv.positions)
-    assert kept.shape == expected.shape
-    # Rows of nearly equal scores may change places: sums of float32 come in another order.
-    assert (kept == expected).mean() > 0.9
 
 
 # Cells and the journal
@@ -197,23 +157,6 @@ def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     assert set(totals) == {done[-1]}
 
 
-def test_chunks_are_no_longer_than_small_cache_takes(setup: Setup) -> None:
-    """Unless a length was stated, which is refused where it does not fit."""
-    tokens = setup.model.encode_prompt(TEXT, raw=True)[:100]
-    cells = make_cells(["window"], [None], [32], in_rows=True)
-    for chunk, reason in (
-        (None, {}),
-        (64, {"perplexity": "--prefill-step-size 64 is too long for 32 KV rows: at most 16"}),
-    ):
-        found = run_matrix(
-            replace(setup, chunk=chunk), cells, Material([tokens]), open_journal(None, {}), lambda *_: None
-        )
-        full, window = make_rows(found)
-        assert window.reasons == reason
-        assert ("ratio" in window.figures) == (not reason)
-        assert "ratio" in full.figures
-
-
 @pytest.fixture(scope="module")
 def report(small: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """The flags of a small run, and the report that it wrote."""
@@ -250,21 +193,3 @@ def test_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tm
 
 
 # Reports
-
-
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--policies", "h3o"], "unknown KV policy 'h3o'"),
-    (["--policies", "h2o,,tova"], "--policies wants names with commas between"),
-    (["--tasks", "speed"], "unknown task 'speed': choose perplexity, retrieval, repeat"),
-    (["--kv-memory", "1MiB", "--max-kv-size", "9"], "state one"),
-    (["--max-kv-size", "64,-1"], "--max-kv-size takes numbers separated by commas, 1 at least"),
-    (["--kv-dtype", "int3"], "no KV dtype 'int3'"), (["--tokens", "5000"], "--tokens must be at most 4096"),
-    (["--length", "100"], "--length 100 leaves no room for text around the key: at least "),
-    (["--text", "nope.txt"], "no such file"), (["-o", "report.pdf"], "what kind of report?"),
-    (["--resume"], "--resume goes with -o FILE"),
-])  # fmt: skip
-def test_wrong_input_gets_one_line(small: Path, text: Path, flags: list[str], says: str) -> None:
-    done = edge("eval", "kv", str(small), "--text", str(text), "--backend", "reference", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1

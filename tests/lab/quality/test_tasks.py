@@ -166,15 +166,6 @@ def test_folder_of_tasks(tmp_path: Path) -> None:
     assert "6 requests lost their beginning" in shown.stderr
     assert "| sums | acc        |" in shown.stdout
     assert shown.stdout.endswith("all measured\n")
-    for names, folder, line in (
-        ("summs", tmp_path, "there is no task 'summs': did you mean sums"),
-        ("sums", tmp_path / "none", "there is no such folder"),
-        ("sums", PROGRAMS, "no .yaml file in it describes a task"),
-    ):
-        done = evaluated(TINY, *TINILY, "--include", folder, "--tasks", names)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert line in done.stderr
-        assert done.stderr.count("\n") == 1
     questions.unlink()
     done = evaluated(*arguments, "--tasks", "sums")
     assert done.returncode == 2
