@@ -12,6 +12,7 @@ from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
 from edge.errors import MEMORY_SHORT, IncompleteError, ShortMemoryError
 from edge.options import Options
+from edge.run.budgets.governor import FIRST_TIMED
 from edge.run.budgets.meters import Watch
 from edge.run.decoding.generation import Generation
 from edge.run.loaded import Loaded
@@ -92,17 +93,17 @@ def _use_of(counts: ExpertCounts) -> ExpertUse:
 
 def why_unanswered(report: RunReport, options: Options, loaded: Loaded | None = None) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice: by earlier runs of what is loaded
-    if nothing of the prompt ran."""
+    if little of the prompt ran."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
         known = _known(report, loaded, lambda phase: phase.seconds)
-        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds, known)
+        why += _needed(report, loaded, timings.before_s, timings.prepared_s, timings.total_s, _seconds, known)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
         known = _known(report, loaded, lambda phase: phase.joules, energy.kind)
-        why += _needed(report, energy.before, 0.0, energy.joules, format_joules, known)
+        why += _needed(report, loaded, energy.before, 0.0, energy.joules, format_joules, known)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -157,7 +158,7 @@ def _known(
     report: RunReport, loaded: Loaded | None, cost: Callable[[Phase], float | None], kind: str | None = None
 ) -> float | None:
     """What the prompt cost at most by the earlier runs of this setting; None if they do not tell. kind: of joules."""
-    if loaded is None or report.tokens.ran:
+    if loaded is None or (report.tokens.ran and not _ran_alone(report, loaded)):
         return None
     from edge.run.history import Setting, earlier_runs  # here: few runs fail
 
@@ -167,9 +168,16 @@ def _known(
     return min((each * times for each, times in costs if each), default=None)
 
 
+def _ran_alone(report: RunReport, loaded: Loaded | None) -> bool:
+    """Whether the prompt's tokens that ran say little of the others: one alone costs several times one of a chunk."""
+    chunks = loaded is None or loaded.plan.config.chunk > 1
+    return report.tokens.cut and report.tokens.ran < FIRST_TIMED and chunks
+
+
 def _needed(
-    report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str], known: float | None
-) -> str:
+    report: RunReport, loaded: Loaded | None, before: float, once: float, spent: float, words: Callable[[float], str],
+    known: float | None,
+) -> str:  # fmt: skip
     """State the cost of the start, and a budget that suffices for prompt and answer in the next run, extrapolated from
     the prompt tokens that ran, the first of which cost most. once: the part of `before` that no later run takes. known:
     the cost of the prompt by earlier runs.
@@ -184,9 +192,12 @@ def _needed(
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
         return f"{start}: state about {least} and what the prompt's {tokens.prompt_words} tokens take"
-    needed = _AMPLE * (before - once + spent * (tokens.prompt + 1) / tokens.ran)
+    needed = words(_rounded_up(_AMPLE * (before - once + spent * (tokens.prompt + 1) / tokens.ran)))
     beginning = f"for the first {tokens.prompt} tokens " if tokens.unread else ""
-    return f"{start}: {beginning}state {words(_rounded_up(needed))} or more (estimated)"
+    if _ran_alone(report, loaded):
+        by = "the first token, which costs" if tokens.ran == 1 else f"the first {tokens.ran} tokens, which cost"
+        return f"{start}: {beginning}{needed} suffice, and less may (estimated by {by} most)"
+    return f"{start}: {beginning}state {needed} or more (estimated)"
 
 
 def _rounded_up(value: float) -> float:
