@@ -53,6 +53,7 @@ import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan
 import edge.run.session, edge.run.starting.loading
 import rich.console, rich.table
 import fork_server, objects
+edge.cli.terminal.show.SILENT_S = 600.0  # on a slow machine, lines of progress would be in the way
 fork_server.fork_children()
 objects.share_objects()
 """

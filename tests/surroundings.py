@@ -32,6 +32,7 @@ from objects import OBJECTS, share_objects
 from quick_code import QUICK, shorten_kernels
 from shared import FOLDER  # noqa: F401  (which workers inherit)
 
+from edge.cli.terminal import show
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking
 
@@ -44,6 +45,8 @@ os.environ[OBJECTS] = str(CACHE / "objects")  # children inherit it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SILENT_S, show.SILENT_S = show.SILENT_S, 600.0  # no lines of progress in what commands print on slow machines
 
 EXAMPLES = 50  # of a property, in make test
 SHARED_FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # for properties that use a fixture

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from conftest import load_engine
 from fork_server import COMMAND, forking
+from surroundings import SILENT_S
 
 from edge.cli.terminal.prompts import read_prompt
+from edge.cli.terminal.show import ProgressLine
 from edge.converters.onnx.writer import write_onnx
 from edge.devices.output import write_whole
 from edge.errors import InputError
@@ -183,3 +185,13 @@ print(next(stream)){left}"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout
+
+
+def test_long_steps_leave_lines_in_logs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0]
+    monkeypatch.setattr("edge.cli.terminal.show.monotonic", lambda: now[0])
+    monkeypatch.setattr("edge.cli.terminal.show.SILENT_S", SILENT_S)
+    update = ProgressLine(enabled=True).step("planning models")
+    for now[0] in range(0, 60, 10):
+        update(now[0], 60)
+    assert capsys.readouterr().err == "planning models: 33%\nplanning models: 67%\n"

@@ -13,7 +13,7 @@ from typing import Any
 from edge.cli.terminal.wrap import WordWrap
 from edge.model.parts.text import well_formed
 
-SILENT_S = 120.0
+SILENT_S = 15.0  # between lines of a log
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
