@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
-from edge.errors import STATED_ONCE, InputError
+from edge.errors import STATED_ONCE, InputError, did_you_mean
 from edge.flags import BUDGETS, CACHE, ENGINE, PROMPT, flags_of, named_in_errors, option
 from edge.kv import POLICY_HELP, own_policy
 from edge.model.adapters.lora_file import LoraFile, LoraSize, parse_lora
@@ -221,10 +221,7 @@ class Options:
         known = flags_of(self)
         for name, value in values.items():
             if name not in known:
-                from difflib import get_close_matches  # here: options that exist need none
-
-                close = get_close_matches(name, known, n=1)
-                advice = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+                advice = did_you_mean(name, list(known), 1) or f"choose from {', '.join(known)}"
                 raise InputError(f"unknown option {name!r}: {advice}")
             parse = known[name].parse
             values[name] = parse(value) if parse and value is not None else value

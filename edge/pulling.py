@@ -7,14 +7,13 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes
 from edge.devices.output import check_path
 from edge.devices.profiles import HOST, find_profile
-from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError
+from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError, did_you_mean
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_parts import join, names_of_parts, whole_name
 from edge.hub.cache import pointer_of
@@ -107,8 +106,8 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
     check_path("model", model, "a path or a name")
     reference = hub_reference(model)
     if reference is None:
-        near = get_close_matches(model.lower(), known_models(), 2) if ":" in model else []
-        hint = f"did you mean {' or '.join(near)}?" if near else "write qwen3:0.6b, say, or hf.co/USER/REPO"
+        near = did_you_mean(model, known_models().keys()) if ":" in model else ""
+        hint = near or "write qwen3:0.6b, say, or hf.co/USER/REPO"
         raise InputError(f"{model[:200]!r} is no model of the Hub: {hint}")
     if quant is not None:
         reference = Reference(reference.repository, reference.revision, quant.upper())
@@ -189,8 +188,8 @@ def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile
         wanted = whole_name(reference.file) if parts else reference.file
         found = [file for file in (*repository.files, *files) if file.path == wanted]
         if not found:
-            near = get_close_matches(reference.file, [file.path for file in files], 1)
-            raise InputError(f"{name} has no file {reference.file}{f' (did you mean {near[0]}?)' if near else ''}")
+            near = did_you_mean(reference.file, [file.path for file in files], 1)
+            raise InputError(f"{name} has no file {reference.file}{f' ({near})' if near else ''}")
         if not runnable(wanted):
             raise UnsupportedError(f"{name}/{reference.file} is no GGUF file of a whole model")
         return found[:1]
@@ -258,7 +257,6 @@ def _asks(error: BudgetError) -> int:
     return error.smallest or sys.maxsize
 
 
-def _near(repository: str) -> list[str]:
-    """Names in the table that are similar to a repository's."""
-    known = {each.repository: each.name for each in known_models().values()}
-    return [known[found] for found in get_close_matches(repository, list(known), 2, 0.8)]
+def _near(repository: str) -> str:
+    """A hint of names in the table whose repositories are similar."""
+    return did_you_mean(repository, {each.repository: each.name for each in known_models().values()}, at_least=0.8)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from edge.devices.private import distrust, make_private_folder
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.devices.profiles.npus import SeenNpu, chips, seen_npus
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu, Power
-from edge.errors import InputError
+from edge.errors import InputError, did_you_mean
 
 HOST = "host"
 _FOLDER = Path(__file__).parent
@@ -66,9 +65,8 @@ def find_profile(name: str) -> DeviceProfile:
     for folder in (own_folder(), _FOLDER):
         if name in _names(folder):
             return _read(name, folder)
-    plain, known = re.compile(r"[\s_-]"), profile_names()
-    meant = next((each for each in known if plain.sub("", each.lower()) == plain.sub("", name.lower())), None)
-    advice = f"did you mean {meant}?" if meant else f"choose {', '.join(known)}"
+    known = profile_names()
+    advice = did_you_mean(name, known, 1) or f"choose {', '.join(known)}"
     raise InputError(f"unknown device {name!r}: {advice}")
 
 

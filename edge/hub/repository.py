@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +43,8 @@ class Repository:
         return f"{endpoint()}/{self.name}/resolve/{self.commit}/{quote(file.path)}"
 
 
-def look_up(reference: Reference, near: Sequence[str] = ()) -> Repository:
-    """Look up a repository on the Hub. near: similar names, suggested if there is no such repository.
+def look_up(reference: Reference, near: str = "") -> Repository:
+    """Look up a repository on the Hub. near: a hint of similar names, for an error if there is no such repository.
 
     Raises DownloadError, InputError.
     """
@@ -59,7 +59,7 @@ def look_up(reference: Reference, near: Sequence[str] = ()) -> Repository:
 
 
 @contextmanager
-def explained(repository: str, revision: str = "main", near: Sequence[str] = ()) -> Iterator[None]:
+def explained(repository: str, revision: str = "main", near: str = "") -> Iterator[None]:
     """Convert refusals into readable errors. Raises DownloadError, InputError."""
     try:
         yield
@@ -71,7 +71,7 @@ def explained(repository: str, revision: str = "main", near: Sequence[str] = ())
         if error.code == "RevisionNotFound":
             raise InputError(f"{repository} has no revision {revision!r}: see {page}") from None
         if error.status in (401, 404):  # the Hub answers 401 for repositories that may be private
-            known = f" (did you mean {' or '.join(near)}?)" if near else ""
+            known = f" ({near})" if near else ""
             rejected = "or HF_TOKEN is not valid" if token_for(page) else "or it is private and needs HF_TOKEN"
             raise InputError(
                 f"{parse_address(page).netloc} has no repository {repository}{known}, {rejected}"

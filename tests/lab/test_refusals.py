@@ -80,6 +80,7 @@ REFUSED = [
     ("plan MODEL --max-kv-size 64 --at 8,65", "--at 65 is more than the 64 rows of the cache"),
     ("plan MODEL --prompt-tokens 600 --tokens 500", "is more than --tokens 500, which counts prompt and answer"),
     ("plan MODEL --device 'Raspberry Pi 5'", "did you mean raspberry-pi-5?"),
+    ("plan MODEL --device rasberry-pi-5", "did you mean raspberry-pi-5?"),
     ("plan MODEL --energy many", "is not understood"),
     ("plan MODEL --device raspberry-pi-5 --threads 99", "--threads 99 is more than the 4 cores of raspberry-pi-5"),
     (f"plan {EYES} --image nowhere", "a size in pixels, such as 1280x720, or a file"),

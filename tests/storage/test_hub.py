@@ -174,7 +174,7 @@ def test_silent_servers_are_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
 ])  # fmt: skip
 def test_missing_repositories_are_named(hub: Hub, reference: Reference, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        look_up(reference, ["tiny:1b"])
+        look_up(reference, "did you mean tiny:1b?")
 
 
 def test_gated_repositories_want_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partialmethod
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.devices.logs import only_from
-from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
+from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError, did_you_mean
 from edge.run.session import Session
 
 if TYPE_CHECKING:
@@ -97,8 +96,8 @@ def open_tasks(
             manager = TaskManager(include_path=folders)
         for name in names:
             if name not in manager.all_tasks:
-                near = get_close_matches(name, manager.all_tasks, _NAMED)
-                hint = f"did you mean {', '.join(near)}?" if near else f"those that come with edge are {OWN}"
+                near = did_you_mean(name, manager.all_tasks, _NAMED)
+                hint = near or f"those that come with edge are {OWN}"
                 raise InputError(f"there is no task {name!r}: {hint}")
         try:
             loaded = manager.load([*dict.fromkeys(names)])

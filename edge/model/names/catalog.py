@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from edge.devices.output import check_path, work_folder
-from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
+from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError, did_you_mean
 from edge.formats.onnx_folder import METADATA, is_model_folder
 from edge.records import dataclass
 from edge.storage import cache
@@ -140,8 +140,6 @@ def hub_reference(name: str) -> Reference | None:
 
 def _downloaded(name: str) -> Path | None:
     """A downloaded model. Raises InputError for an unknown name."""
-    from difflib import get_close_matches
-
     from edge.hub.cache import find_cached
     from edge.model.names.known import known_models
 
@@ -149,12 +147,7 @@ def _downloaded(name: str) -> Path | None:
     if reference is not None:
         return find_cached(reference)
     names = [*PACKAGED, *known_models()]
-    near = get_close_matches(name.lower(), names, 2)
-    hint = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"known names: {', '.join(PACKAGED)}; edge models lists what is here"
-    )
+    hint = did_you_mean(name, names) or f"known names: {', '.join(PACKAGED)}; edge models lists what is here"
     raise InputError(f"no such model file: {name} ({hint})")
 
 
