@@ -351,7 +351,8 @@ def test_chat_pins_system_prompt_and_reports_evictions(tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "80", "-n", "40"]
     typed = (
-        f'Hello\n/set temp\n/set temp 0.7\n/set seed 3\n"""two\n/lines"""\n/nope\n//slash\n/save {saved}\n/bye\nnever'
+        f'Hello\n/set temp\n/set temp 0.7\n/set seed 3\n"""two\n/lines"""\n/nope\n//slash\n/save {saved}\n'
+        f"/context\n/undo\n/context\n/load {saved}\n/context\n/bye\nnever"
     )
     done = edge("chat", TINY, *flags, stdin=f"{typed}\n")
     assert done.returncode == 0
@@ -363,6 +364,9 @@ def test_chat_pins_system_prompt_and_reports_evictions(tmp_path: Path) -> None:
         r"edge: there is no command /nope: /help lists them, // sends a text that begins with a slash",
     ):
         assert re.search(said, done.stderr), done.stderr
+    (before, after, loaded) = re.findall(r"(\d+) of 80 KV rows are used; (\d+) were evicted", done.stderr)
+    assert "0" not in before
+    assert after == loaded == ("0", "0")
     messages = json.loads(saved.read_text("utf-8"))["messages"]
     assert [each["content"] for each in messages if each["role"] == "user"] == ["Hello", "two\n/lines", "/slash"]
 

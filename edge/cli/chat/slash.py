@@ -234,15 +234,15 @@ def _report(chat: Chat, argument: str) -> None:
 
 
 def _context(chat: Chat, argument: str) -> None:
-    talk, kv, plan = chat.talk, chat.talk.session.engine.kv, chat.talk.session.plan
+    talk, session = chat.talk, chat.talk.session
     turns = sum(message["role"] == "user" for message in talk.messages)
-    report = talk.session.report
-    evicted = report.kv.evicted if report and turns else 0
+    kv, plan, held = session.engine.kv, session.plan, turns and not talk.replays
+    rows, evicted = (kv.length, session.mark().evicted) if held else (0, 0)  # others are of what was taken back
     lines = [
         f"{turns} turn{'' if turns == 1 else 's'}, {_count(talk)}{_replayed(talk)}",
-        f"{kv.length:,} of {kv.capacity:,} KV rows are used; {evicted:,} were evicted ({plan.kv_policy})",
+        f"{rows:,} of {kv.capacity:,} KV rows are used; {evicted:,} were evicted ({plan.kv_policy})",
     ]
-    if plan.sinks and talk.session.may_evict:
+    if plan.sinks and session.may_evict:
         lines.append(f"{plan.sinks:,} rows are pinned: the system prompt, or those of --keep")
     note("\n".join(lines))
 
