@@ -100,7 +100,7 @@ def transcribe(
 
     started, wanted = clock.perf_counter(), check_format(form)
     check_files(files, rate)
-    targets = [None if output is None else _target(output, each, wanted) for each in files]
+    targets = [None if output is None else _target(output, each, wanted, force=force) for each in files]
     if len({*targets}) < len(targets) and output is not None:
         raise InputError("two of the files have the same name, and would get the same transcript: give them one by one")
     for target in targets:
@@ -202,9 +202,10 @@ def _check_sounds(files: list[str]) -> None:
         raise refused
 
 
-def _target(folder: Path, file: str, form: Format) -> Path:
+def _target(folder: Path, file: str, form: Format, *, force: bool) -> Path:
     from edge.devices.output import check_file, check_parent
     from edge.errors import InputError
+    from edge.run.speech.segments import is_transcript
 
     if not folder.is_dir():
         check_parent(folder)
@@ -213,6 +214,8 @@ def _target(folder: Path, file: str, form: Format) -> Path:
         folder.mkdir()
     target = folder / f"{'stdin' if file == '-' else Path(file).stem}.{'txt' if form == 'text' else form}"
     check_file(target, force=True)
+    if force and target.exists() and not is_transcript(target, form):
+        raise InputError(f"{target} is no transcript, and stays: choose another -o")
     return target
 
 

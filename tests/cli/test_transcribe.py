@@ -62,6 +62,12 @@ def test_transcripts_are_written_in_each_form_and_resumed(model: Path, sound: Pa
     assert re.search(r"not\.txt.*\n.*1 of 2 sounds have no transcript", several.stderr)
     captions = [each for each in (out / "talk.srt").read_text().splitlines() if "-->" in each]
     assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
+    for foreign, words in ((transcript, "is no transcript"), (out / "talk.srt.part", "is no unfinished transcript")):
+        foreign.write_text("mine")
+        refused = edge(*kept, "--force")
+        assert (refused.returncode, refused.stderr.count("\n"), foreign.read_text()) == (2, 1, "mine")
+        assert f"{foreign} {words}, and stays: choose another -o" in refused.stderr
+        foreign.write_text("")
 
 
 def test_file_that_is_no_sound_is_refused_before_the_model(tmp_path: Path) -> None:

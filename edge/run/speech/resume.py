@@ -34,12 +34,13 @@ class Unfinished:
     """
 
     def __init__(self, target: Path, key: Mapping[str, Any], *, force: bool = False) -> None:
-        """force: replace windows of another key. Raises InputError for them without it."""
+        """force: replace windows of another key. Raises InputError for them without it, and for other files."""
         self.path = target.with_name(f"{target.name}.part")
         self.place: Place | None = None  # behind the last window
-        self._head, self._whole, lines = json.dumps(dict(key)).encode() + b"\n", 0, 0
+        self._head, self._whole, head, lines = json.dumps(dict(key)).encode() + b"\n", 0, b"", 0
         with suppress(OSError, ValueError), open(self.path, "rb") as file:
-            if file.readline(_MOST_BYTES) == self._head:
+            head = file.readline(_MOST_BYTES)
+            if head == self._head:
                 self._whole = file.tell()
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -48,6 +49,8 @@ class Unfinished:
                     self.place, self._whole = found.place, self._whole + len(line)
             else:
                 lines = sum(line.endswith(b"\n") for line in file)
+        if head and not head.startswith(self._head.partition(b":")[0]):
+            raise InputError(f"{self.path} is no unfinished transcript, and stays: choose another -o")
         if lines and not force:
             raise InputError(
                 f"{self.path} is begun, but of another model or sound or with other options: those go on from there, "

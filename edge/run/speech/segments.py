@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.run.speech.words import Word
@@ -53,6 +55,17 @@ def check_format(form: str) -> Format:
         if each == form:
             return each
     raise InputError(f"--format must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {form!r:.40}")
+
+
+def is_transcript(path: Path, form: Format) -> bool:
+    """Whether a file can be a transcript in this form, by its beginning; any text can be one without times. Empty files
+    can be, too. Raises InputError."""
+    try:
+        head = read_regular(path, 4096)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    begins = {"text": b"", "srt": b"1\n", "vtt": b"WEBVTT", "json": b'{"id": 0, '}[form]
+    return not head or (head.startswith(begins) and b"\0" not in head)
 
 
 class Writer:
