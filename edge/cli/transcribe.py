@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from edge.flags import ENGINE, OUTPUT, PROMPT
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.media.sound import SoundStream
     from edge.run.speech.resume import Unfinished
     from edge.run.speech.segments import Format, Segment
     from edge.run.speech.transcription import Transcription
@@ -120,10 +121,10 @@ def transcribe(
         files, targets = _missing(files, targets, quiet=quiet)
         if not files:
             return
-    _check_sounds(files)
     meter = find_meter()
     first = meter.read().joules
-    with progress(enabled=not quiet) as shown:
+    with ExitStack() as opened_sounds, progress(enabled=not quiet) as shown:
+        sounds = _first_sound(files, opened_sounds)
         fetch_missing(model, options, shown, quiet=quiet)
         opened = open_model(model)
         if opened.spec.ears is None:
@@ -144,8 +145,8 @@ def transcribe(
                 spent = clock.perf_counter() - started, max(0.0, meter.read().joules - first)
                 with ended_by_signals(session), kept or nullcontext():
                     heard = session.transcribe(
-                        file, rate=rate if file == "-" else None, time_spent=spent[0], energy_spent=spent[1],
-                        place=kept.place if kept else None, keep_text=json,
+                        sounds.pop(file, file), rate=rate if file == "-" else None, time_spent=spent[0],
+                        energy_spent=spent[1], place=kept.place if kept else None, keep_text=json,
                         on_progress=lambda done, whole: shown.step("hearing")(done, whole) if whole else None, **asked,
                     )  # fmt: skip
                     printed = not json and target is None
@@ -184,22 +185,21 @@ def check_files(files: list[str], rate: int | None) -> None:
             check_file(Path(each))
 
 
-def _check_sounds(files: list[str]) -> None:
-    """Raise InputError, MissingExtraError if none of the files is a sound, before a model is fetched or loaded."""
+def _first_sound(files: list[str], opened: ExitStack) -> dict[str, SoundStream]:
+    """The first of the files that is a sound, open until `opened` is left; none where stdin comes before it. Raises
+    InputError, MissingExtraError if none is, before a model is fetched or loaded."""
     from edge.errors import InputError
     from edge.media.sound import open_sound
 
     refused: InputError | None = None
     for each in files:
         try:
-            if each != "-":
-                with open_sound(each):
-                    pass
-            return
+            return {} if each == "-" else {each: opened.enter_context(open_sound(each))}
         except InputError as error:
             refused = refused or error
     if refused:
         raise refused
+    return {}
 
 
 def _target(folder: Path, file: str, form: Format, *, force: bool) -> Path:

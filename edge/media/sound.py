@@ -85,18 +85,18 @@ class SoundStream:
         return held[:count]
 
 
-def open_sound(source: Source, *, rate: int | None = None, check: Check | None = None) -> SoundStream:
+def open_sound(source: Source | SoundStream, *, rate: int | None = None, check: Check | None = None) -> SoundStream:
     """Open a file, its content, an array, or stdin.
 
     source: a path, or "-" for stdin; bytes, the content of a file; or samples: float from -1 to 1, or integers, [n] or
-        [n, channels]. Channels are averaged, other rates resampled to 16 kHz.
+        [n, channels]. Channels are averaged, other rates resampled to 16 kHz. A sound that is open already stays so.
     rate: samples per second of an array (16000 if None). Of bytes and stdin: they are raw samples of 16 bits, mono,
         little endian, without a header. A file states its own.
     check: is called while the sound is read, and while stdin has nothing to read; what it raises ends that.
 
     Raises InputError for what is no sound or is damaged, MissingExtraError for what needs libsndfile.
     """
-    sound = _open(source, rate, check)
+    sound = source if isinstance(source, SoundStream) else _open(source, rate, check)
     sound.check = check
     return sound
 

@@ -48,7 +48,7 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:  # modules that few runs need are imported where they are used
     from typing_extensions import Unpack
 
-    from edge.media.sound import Source
+    from edge.media.sound import SoundStream, Source
     from edge.run.batching.batch import Batch
     from edge.run.branching.branches import Fork
     from edge.run.grounding import Grounded, Grounds, Reader
@@ -310,7 +310,7 @@ class Session:
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options, self._loaded))
 
-    def transcribe(self, sound: Source, **options: Unpack[HearKeywords]) -> Transcription:
+    def transcribe(self, sound: Source | SoundStream, **options: Unpack[HearKeywords]) -> Transcription:
         """Yield the segments of a sound, with times, as they are found: by a model that hears, such as whisper-base.
 
         sound: a path, "-" for stdin, bytes of a file, or samples: float from -1 to 1 or integers, [n] or [n, channels].

@@ -14,6 +14,7 @@ from speech_models import tone, wav, write_model
 from test_cli import edge_here as edge
 
 from edge import load as edge_loaded
+from edge.media.wav import read_header
 
 SOME = ("-l", "de", "--backend", "reference", "-q")
 
@@ -29,9 +30,14 @@ def sound(tmp_path: Path) -> Path:
     return path
 
 
-def test_transcripts_are_written_in_each_form_and_resumed(model: Path, sound: Path, tmp_path: Path) -> None:
+def test_transcripts_are_written_in_each_form_and_resumed(
+    model: Path, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+    monkeypatch.setattr("edge.media.sound.read_header", lambda *of: (read.append(of[1]), read_header(*of))[1])
     printed = edge("transcribe", str(sound), "-m", str(model), *SOME, "--format", "srt")
     assert printed.returncode == 0, printed.stderr
+    assert read == [str(sound)]
     assert re.match(r"1\n00:00:00,0\d0 --> 00:00:00,\d{3}\n", printed.stdout)
     command = forking(COMMAND, "edge", "transcribe", "-", "-m", str(model), *SOME, "--format", "srt")
     piped = subprocess.run(command, input=sound.read_bytes(), capture_output=True, check=True)
@@ -56,18 +62,18 @@ def test_transcripts_are_written_in_each_form_and_resumed(model: Path, sound: Pa
     assert (again.returncode, again.stderr, transcript.read_text()) == (
         0, f"{transcript} is there, and stays: --force writes it anew\n", "mine",
     )  # fmt: skip
-    assert edge(*kept, "--force").returncode == 0
-    several = edge("transcribe", str(wrong), str(sound), "-m", str(model), *SOME, "--format", "vtt", "-o", str(out))
-    assert (several.returncode, (out / "talk.vtt").exists()) == (2, True)
-    assert re.search(r"not\.txt.*\n.*1 of 2 sounds have no transcript", several.stderr)
-    captions = [each for each in (out / "talk.srt").read_text().splitlines() if "-->" in each]
-    assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
     for foreign, words in ((transcript, "is no transcript"), (out / "talk.srt.part", "is no unfinished transcript")):
         foreign.write_text("mine")
         refused = edge(*kept, "--force")
         assert (refused.returncode, refused.stderr.count("\n"), foreign.read_text()) == (2, 1, "mine")
         assert f"{foreign} {words}, and stays: choose another -o" in refused.stderr
         foreign.write_text("")
+    assert edge(*kept, "--force").returncode == 0
+    several = edge("transcribe", str(wrong), str(sound), "-m", str(model), *SOME, "--format", "vtt", "-o", str(out))
+    assert (several.returncode, (out / "talk.vtt").exists()) == (2, True)
+    assert re.search(r"not\.txt.*\n.*1 of 2 sounds have no transcript", several.stderr)
+    captions = [each for each in (out / "talk.srt").read_text().splitlines() if "-->" in each]
+    assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
 
 
 def test_file_that_is_no_sound_is_refused_before_the_model(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from edge.devices.memory import memory_use
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
 from edge.errors import InputError
-from edge.media.sound import Source, open_sound
+from edge.media.sound import SoundStream, Source, open_sound
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.records import dataclass
@@ -54,7 +54,7 @@ class Transcription(Iterator[Segment]):
     first_s: float | None = None  # until the first text
     whole_s: float | None = None  # of sound, None before its end if the file does not say it
 
-    def __init__(self, ears: Ears, source: Source, asked: Asked) -> None:
+    def __init__(self, ears: Ears, source: Source | SoundStream, asked: Asked) -> None:
         self.asked, self.settings, self.place = asked, asked.settings(), asked.place or Place()
         self._began_s = self.place.seek * FRAME_S
         self.heard = Heard(self._began_s)
@@ -118,7 +118,7 @@ class Transcription(Iterator[Segment]):
                     yield found
                 self.whole_s, self.cut = self.heard.seconds, sound.cut
                 if not self.heard.seconds and not sound.seconds:
-                    name = self._source if isinstance(self._source, str | Path) else "the sound"
+                    name = sound.name if isinstance(self._source, str | Path | SoundStream) else "the sound"
                     raise InputError(f"{name} has no samples: it is empty")
         except _StoppedError as stopped:
             self.stop_reason = stopped.reason

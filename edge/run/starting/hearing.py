@@ -12,7 +12,7 @@ from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.media.sound import Source
+from edge.media.sound import SoundStream, Source
 from edge.model.model import Model
 from edge.model.structure.spec import check_embeds
 from edge.options import Options
@@ -80,7 +80,7 @@ class HearingSession(Session):
             open_sessions.discard(self)
             self.listener.close()
 
-    def transcribe(self, sound: Source, **options: Unpack[HearKeywords]) -> Transcription:
+    def transcribe(self, sound: Source | SoundStream, **options: Unpack[HearKeywords]) -> Transcription:
         asked = Asked(**options)
         if self._closed:
             raise InputError("this session is closed: load the model again")
