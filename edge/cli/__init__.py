@@ -60,9 +60,17 @@ def _command() -> Callable[[], int | None]:
 
         if (arguments := read_plainly(sys.argv[2:])) is not None:
             return lambda: run_plainly(arguments)
-    from edge.cli.application import application
+    from contextlib import ExitStack
 
-    app = application(sys.argv[1:])
+    with ExitStack() as beside:
+        if sys.argv[1:2] == ["plan"]:
+            import edge.run.starting.loading  # noqa: F401 - as runs do: plans leave out what else is imported
+            from edge.devices.memory.beyond import beyond_a_run
+
+            beside.enter_context(beyond_a_run(anew=True))
+        from edge.cli.application import application
+
+        app = application(sys.argv[1:])
     return lambda: app(standalone_mode=False)
 
 

@@ -63,12 +63,15 @@ def plan(
 
     Of a model on the Hub that is not here, only the header is read.
     """
+    from edge.devices.memory.beyond import beyond_a_run
     from edge.devices.profiles import HOST, find_profile
-    from edge.lab.prediction.forecast import forecast
     from edge.model.model import Model
     from edge.model.names.catalog import find_local
     from edge.plan.device import assumed_memory
     from edge.run.starting.opening import find_tokenizer
+
+    with beyond_a_run():
+        from edge.lab.prediction.forecast import forecast
 
     contexts = None if at is None else parse_numbers("--at", at)
     offered = None

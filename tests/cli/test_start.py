@@ -55,6 +55,17 @@ def test_plain_run_imports_only_listed_modules() -> None:
     assert done.stderr.splitlines()[-3:] == ["[]", "[]", "True True"]
 
 
+def test_plan_names_the_least_memory_that_a_run_names() -> None:
+    """Within the 2 MiB to which plans round a process, though it has imported more."""
+    least = []
+    for command in (("run", MODEL, "Hi", "-n", "1"), ("plan", MODEL)):
+        line = [sys.executable, "-m", "edge", *command, "--memory", "20MiB", "--max-kv-size", "64"]
+        said = subprocess.run(line, capture_output=True, text=True).stderr
+        least += re.findall(r"--memory (\d+)MiB \(64 KV rows", said)
+    one, other = map(int, least)
+    assert abs(one - other) <= 2
+
+
 def test_token_passes_through_files_that_contributing_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 15 files of edge/ run between two tokens of a plain greedy run, and what runs about once a second."""
     monkeypatch.setattr(meters, "PRESSURE_S", 0.0)

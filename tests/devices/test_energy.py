@@ -82,7 +82,10 @@ def test_advised_energy_suffices(tmp_path: Path, seed: int, share: float) -> Non
 
 @pytest.mark.parametrize(
     ("spare", "rough"),
-    [(-0.2, r"state about 6\d0 mJ and what the prompt's 60 tokens take$"), (0.011, r"J suffice, and less may \(est.*most\)$")],
+    [
+        (-0.2, r"state about 6\d0 mJ and what the prompt's 60 tokens take$"),
+        (0.011, r"J suffice, and less may \(estimated.*most\)$"),
+    ],
 )
 def test_advised_energy_suffices_where_little_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: float, rough: str
