@@ -1,5 +1,5 @@
 """Texts that openai-whisper's beam search finds in the logits of sounds.py, which
-`tests/run/speech/test_beams_of_speech.py` compares. It needs torch, NumPy and openai-whisper, and writes
+`tests/run/speech/test_speech.py` compares. It needs torch, NumPy and openai-whisper, and writes
 beams_of_whisper.npz beside itself: of each search its seed, size, patience (100 times) and length penalty (100
 times; -1: none), the tokens (joined, with their sizes), and the sum of their log-probabilities.
 """

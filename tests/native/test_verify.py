@@ -115,7 +115,7 @@ def test_sequences_verify_drafts_of_their_own() -> None:
     model = open_model(GOLDEN / "qwen35.gguf")
     rng = np.random.default_rng(3)
     texts = rng.integers(0, model.spec.vocab, (2, 40)).astype(np.int32)
-    config = EngineConfig(96, 16, "f16", 2, sequences=5, drafts=DRAFTS)  # as in tests/run/test_beams.py
+    config = EngineConfig(96, 16, "f16", 2, sequences=5, drafts=DRAFTS)  # as in tests/run/test_branches.py
     with closing(cast(BatchedEngine, CPU.load(model.file, model.spec, config))) as engine:
         sequences = [cast(VerifyingEngine, engine.sequence(number)) for number in range(2)]
         expected = []

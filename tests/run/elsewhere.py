@@ -1,7 +1,5 @@
 """Shows edge's modules, and no others, a system that is not this one: what they import lacks what that system lacks.
 
-    python tests/run/elsewhere.py win32 run MODEL -p "Hello"     # `edge run` as on Windows
-
 Packages and the standard library go on as they are, since they have their own code for each system. Children of edge
 see the same system. What such a system has and this one lacks (`ctypes.windll`) cannot be shown.
 """
@@ -170,12 +168,3 @@ def environment(system: str, folder: Path) -> dict[str, str]:
     code = f"import sys; sys.path.append({str(here)!r}); import elsewhere; elsewhere.install({system!r})\n"
     (folder / "sitecustomize.py").write_text(code)
     return {**os.environ, "PYTHONPATH": str(folder)}
-
-
-if __name__ == "__main__":
-    import subprocess
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        command = [sys.executable, "-m", "edge", *sys.argv[2:]]
-        sys.exit(subprocess.run(command, env=environment(sys.argv[1], Path(made))).returncode)

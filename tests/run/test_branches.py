@@ -1,26 +1,26 @@
-"""Branches of a conversation: each answers as though it were the only one, and its beginning runs once."""
+"""Beams against transformers' (tests/golden/beams.py), and branches of a conversation: each answers as though it were
+the only one, and its beginning runs once."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from threading import Thread
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, exhaustive
 
-from edge.errors import BudgetError, BusyError, EngineError, InputError, UnsupportedError
+from edge.errors import BudgetError, BusyError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.branching.outlining import points_of
-from edge.run.branching.several import Spent
 from edge.run.branching.voting import words_of
 from edge.run.budgets.meters import Watch
 from edge.run.conversation import Conversation
-from edge.run.request import Request
-from edge.run.sequences.snapshots import Mark
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
@@ -29,6 +29,70 @@ SEQUENCES = 5  # as in test_batch.py, which compiles the same code
 QUESTIONS = ("one", "two of them", "three", "four")
 BENEFITS = "What are the benefits of regular exercise?"
 OPTIONS: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "raw": True}
+LLAMA = open_model(GOLDEN / "llama-gqa-tied.gguf")
+NAN = float("nan")
+with np.load(GOLDEN / "beams.npz") as found:
+    FOUND = dict(found)
+CASES = json.loads(str(FOUND.pop("cases")))
+SELDOM = {("gemma3", "cpu", 1), ("gemma3", "cpu", SEQUENCES), ("qwen35", "cpu", 1)}
+
+
+@pytest.mark.parametrize(("index", "backend", "sequences"), [
+    (exhaustive if (name, backend, count) in SELDOM else pytest.param)(at, backend, count)
+    for at, (name, *_) in enumerate(CASES)
+    for backend, count in [("reference", 1), ("cpu", 1), ("cpu", SEQUENCES)]
+])  # fmt: skip
+def test_beams_match_transformers(index: int, backend: str, sequences: int) -> None:
+    """Also those of models with windows or recurrent states, of which a beam has a copy of its own."""
+    name, beams, penalty, most, ends = CASES[index]
+    model = open_model(GOLDEN / f"{name}.gguf")
+    model.tokenizer.end_ids = frozenset(ends)
+    with load(model, backend=backend, max_kv_size=64, sequences=sequences) as session:
+        text = session.generate(
+            FOUND[f"{index}.prompt"], beams=beams, length_penalty=penalty, max_tokens=most, sampling=SamplingParams()
+        )
+        report = session.report
+        expected = [[token for token in row if token >= 0] for row in FOUND[f"{index}.tokens"].tolist()]
+        assert [list(each.tokens) for each in report.beams] == expected
+        scores = [each.score for each in report.beams]
+        assert scores == pytest.approx(FOUND[f"{index}.scores"].tolist(), rel=5e-3, abs=5e-3)
+        ended = expected[0][-1] in ends
+        assert report.stop_reason == ("eos" if ended else "length")
+        assert report.tokens.generated == len(expected[0]) - ended
+        said = expected[0][:-1] if ended else expected[0]
+        assert text == report.text
+        assert session.tokenizer.decode(said).startswith(text)  # characters that are not complete are left out
+        # The conversation goes on behind the best answer.
+        follow = np.array([70, 71], np.int32)
+        session.generate(follow, follow_up=True, max_tokens=1)
+        assert session.report.tokens.prompt == report.tokens.generated + 2
+
+
+@pytest.mark.parametrize(("sequences", "policy"), [(1, "streaming"), (SEQUENCES, "full"), (SEQUENCES, "streaming")])
+def test_trim_ends_search_with_best_so_far(sequences: int, policy: str) -> None:
+    """Its rows stay, since it returns to them."""
+    prompt = np.arange(400, dtype=np.int32) % 190 + 3
+    with load(LLAMA, backend="cpu", max_kv_size=480, sequences=sequences, kv_policy=policy) as session:
+        name = "forward_batch" if sequences > 1 else "forward"
+        forward = getattr(session.engine, name)
+
+        def trimmed(*arguments: Any) -> Any:
+            if session.engine.kv.length == 405 and session.engine.kv.capacity == 480:
+                asking = Thread(target=session.trim, args=(1.0,))
+                asking.start()
+                asking.join()
+            return forward(*arguments)
+
+        setattr(session.engine, name, trimmed)
+        text = session.generate(prompt, beams=3, max_tokens=40, ignore_eos=True)
+        report = session.report
+        assert report.stop_reason == "memory"
+        assert 1 <= report.tokens.generated < 40
+        assert text == report.text
+        assert session.engine.kv.capacity < 480
+        if policy == "streaming":
+            session.generate(np.array([70], np.int32), follow_up=True, max_tokens=1)
+            assert session.report.tokens.prompt == report.tokens.generated + 1
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "falcon-h1"])
@@ -66,8 +130,7 @@ def test_branches_answer_as_a_session_that_rewinds(name: str) -> None:
 
 
 def test_branch_goes_on_and_ends_with_its_fork() -> None:
-    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
-    with load(model, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
+    with load(LLAMA, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
         one = session.generate("some text", **OPTIONS)
         two = session.generate("more", follow_up=True, **OPTIONS)
         session.reset()
@@ -84,7 +147,7 @@ def test_branch_goes_on_and_ends_with_its_fork() -> None:
         for n in (0, 65, True, "3"):
             with pytest.raises(InputError, match="from 1 to 64"):
                 session.fork(n)
-    with load(model, max_kv_size=24, threads=2) as session:
+    with load(LLAMA, max_kv_size=24, threads=2) as session:
         session.generate("some text", **{**OPTIONS, "max_tokens": 40})
         with pytest.raises(InputError, match="evicted"):
             session.fork(2)
@@ -92,8 +155,8 @@ def test_branch_goes_on_and_ends_with_its_fork() -> None:
 
 def test_vote_gives_what_most_of_its_answers_say() -> None:
     """Of the answers that single runs draw with the seeds that follow each other; a conversation goes on with it."""
-    model, form = open_model(GOLDEN / "llama-gqa-tied.gguf"), Grammar(regex="(yes|no|maybe)\\.?")
-    with load(model, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
+    form = Grammar(regex="(yes|no|maybe)\\.?")
+    with load(LLAMA, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
         for seed in range(3):
             single = []
             for number in range(7):
@@ -115,36 +178,6 @@ def test_vote_gives_what_most_of_its_answers_say() -> None:
             after = session.generate("and", follow_up=True, **OPTIONS)
             session.generate("Is it?" + chosen, raw=True, max_tokens=1)
             assert session.generate("Is it?" + chosen + "and", **OPTIONS) == after
-
-
-def test_vote_goes_on_after_evictions(open_session: Callable[..., Session]) -> None:
-    session = open_session(max_kv_size=24)
-    answer = session.generate("some text", vote=2, raw=True, max_tokens=40)
-    asked = session.model.prompt("some text", raw=True).first(None)
-    expected = np.concatenate([asked, session.tokenizer.encode(answer, start=False)])
-    np.testing.assert_array_equal(session._sequence.tokens, expected)
-    assert session.generate("more", follow_up=True, **OPTIONS)
-
-
-def test_failed_fork_frees_its_session(open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(mark: Mark) -> bool:
-        raise EngineError("the device is lost")
-
-    session = open_session()
-    session.generate("some text", **OPTIONS)
-    before = session._sequence.tokens
-    with session.fork(1) as fork:
-        fork[0].generate("more", **OPTIONS)
-        with session.steps, pytest.raises(BusyError):  # as while another thread runs a pass
-            fork.join(fork[0])
-    np.testing.assert_array_equal(session._sequence.tokens, before)
-    fork = session.fork(1)
-    with monkeypatch.context() as broken:
-        broken.setattr(session._sequence, "rewind", lost)
-        with pytest.raises(EngineError):
-            fork.close()
-    session.reset()
-    assert session.generate("some text", **OPTIONS)
 
 
 def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
@@ -214,12 +247,6 @@ def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkey
         assert (session.report.stop_reason, talk.messages) == ("time", messages)
 
 
-def test_waiting_points_get_later_deadlines(open_session: Callable[..., Session]) -> None:
-    spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0))
-    shares = [spent.share(number, 4) for number in range(4)]
-    assert shares == [pytest.approx(each, abs=1) for each in (50, 60, 70, 80)]
-
-
 def test_points_are_lines_of_numbered_lists() -> None:
     text = "1. **Better sleep**: it is good\n2) Less stress - as said\n3. better sleep.\nand more\n4. " + "x" * 90
     assert points_of(text) == ["Better sleep", "Less stress"]
@@ -231,15 +258,25 @@ def test_points_are_lines_of_numbered_lists() -> None:
     ({"vote": 3, "logprobs": 1}, "without logprobs"), ({"outline": True, "vote": 3}, "without --vote"),
     ({"outline": "never"}, "always"), ({"outline": True, "stop": "x"}, "without --stop"),
     ({"vote": 3, "sampling": SamplingParams(temperature=0)}, "temp"),
+    ({"beams": 0}, "from 1 to 64"), ({"beams": True}, "from 1 to 64"), ({"length_penalty": 2.0}, "state .*beams"),
+    ({"length_penalty": NAN}, "length.penalty must be"),
+    ({"beams": 2, "length_penalty": NAN}, "length.penalty must be"),
+    ({"beams": 2, "stop": "x"}, "goes without .*stop"), ({"beams": 2, "logprobs": 0}, "goes without logprobs"),
+    ({"beams": 2, "grammar": Grammar(regex="a")}, "goes without a grammar"),
+    ({"beams": 2, "sampling": SamplingParams(temperature=1.0)}, "goes without a temperature"),
+    ({"beams": 2, "max_tokens": None}, "needs a .*max.tokens"), ({"beams": 2, "max_tokens": 60}, "needs KV rows"),
 ])  # fmt: skip
-def test_branches_refuse_by_name(options: dict[str, Any], named: str) -> None:
-    with load(open_model(GOLDEN / "llama-gqa-tied.gguf"), max_kv_size=64, backend="reference") as session:
-        with pytest.raises(InputError, match=named):
-            session.generate("some text", max_tokens=2, **options)
-        with pytest.raises(UnsupportedError, match="question of text"):
-            session.generate(messages=[{"role": "user", "content": "a"}], outline=True)
-        size = session.model.prompt("some text").first(None).size
-        with pytest.raises(
-            BudgetError, match=rf"energy.* is spent .*: state .* and what the prompt's {size} tokens take"
-        ):
-            session.generate("some text", vote=3, energy_limit=1e-9)
+def test_other_options_are_refused_by_name(
+    open_session: Callable[..., Session], options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        open_session(max_kv_size=64).generate("some text", **{"max_tokens": 2, **options})
+
+
+def test_outlines_and_votes_that_cannot_begin(open_session: Callable[..., Session]) -> None:
+    session = open_session(max_kv_size=64)
+    with pytest.raises(UnsupportedError, match="question of text"):
+        session.generate(messages=[{"role": "user", "content": "a"}], outline=True)
+    size = session.model.prompt("some text").first(None).size
+    with pytest.raises(BudgetError, match=rf"energy.* is spent .*: state .* and what the prompt's {size} tokens take"):
+        session.generate("some text", vote=3, energy_limit=1e-9)

@@ -6,22 +6,17 @@ import json
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from conftest import SHARED_FIXTURES, examples, open_golden
+from conftest import SHARED_FIXTURES, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
-from edge.plan.plan import Plan, PlanBytes
 from edge.run import history
-from edge.run.decoding.generation import Generation
 from edge.run.history import Phase, Run, Setting, append, clear_history, earlier_runs, history_path, history_size
-from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
 
 SETTING = Setting("a processor", "0" * 16, "cpu", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
@@ -72,22 +67,6 @@ def test_damage_costs_only_damaged_lines(at: int, junk: bytes, cut: int) -> None
     assert earlier_runs(SETTING)[0] == a_run(9)
 
 
-@pytest.mark.parametrize("change", [
-    {"decode": {"tokens": 0, "seconds": 1, "context": 1, "joules": None}},
-    {"decode": {"tokens": 5, "seconds": -1, "context": 1, "joules": None}},
-    {"decode": {"tokens": "5", "seconds": 1, "context": 1, "joules": None}},
-    {"decode": {"tokens": 5, "seconds": 1e999, "context": 1, "joules": None}},
-    {"decode": {"tokens": 5.5, "seconds": 1, "context": 1, "joules": None}},
-    {"prefill": {"tokens": 1e-300, "seconds": 1, "context": 1, "joules": None}}, {"energy_kind": 5},
-    {"energy_source": ["x"]}, {"decode": [1]}, {"setting": {"cpu": "x"}}, {"new": 1},
-])  # fmt: skip
-def test_impossible_lines_are_skipped(change: dict[str, object]) -> None:
-    append(a_run())
-    line = json.loads(history_path().read_text())
-    history_path().write_text(json.dumps(line | change) + "\n")
-    assert earlier_runs(SETTING) == []
-
-
 def test_history_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_MOST_BYTES", 4000)
     for moment in range(60):
@@ -121,32 +100,6 @@ def test_history_is_off_by_variable(monkeypatch: pytest.MonkeyPatch, off: str) -
     monkeypatch.setenv("EDGE_HISTORY", off)
     append(a_run())
     assert not history_path().exists()
-
-
-@pytest.mark.parametrize(
-    ("paused", "actions", "ran", "kept"), [(0.0, (), 6, 1), (0.5, (), 6, 0), (0.0, ("gave",), 6, 0), (0.0, (), 5, 0)]
-)
-def test_held_or_cut_runs_are_left_out(paused: float, actions: tuple[str, ...], ran: int, kept: int) -> None:
-    spec = open_golden("llama-gqa-tied").model.spec
-    plan = Plan("cpu", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
-    report = RunReport(
-        text=None,
-        tokens=Tokens(10, 5, reused=4, ran=ran),
-        timings=Timings(0.1, 0.1, 100.0, 50.0, paused),
-        stop_reason="length",
-        memory=Memory(7, None, 1, 1, 1, 1, None, None),
-        kv=KVUse("full", 64, 14, "f16", 0),
-        plan={},
-        versions={},
-        energy=Energy(3.0, None, 1.0, 2.0, 0.4, "rapl", "counter", "package", 9),
-        actions=actions,  # type: ignore[arg-type]
-    )
-    history.remember_run(spec, cast(Generation, SimpleNamespace(is_typical=True)), plan, report)
-    found = earlier_runs(Setting.of(spec, "cpu", CONFIG))
-    assert len(found) == kept
-    for run in found:
-        assert run.prefill == Phase(6, 0.06, 7.0, 1.0)  # six tokens behind four rows that were there
-        assert run.decode == Phase(4, 0.08, 12.0, 2.0)
 
 
 def remembered() -> list[Run | None]:

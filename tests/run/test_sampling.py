@@ -1,11 +1,11 @@
-"""Sampling: every step against its naive definition, the whole against its distribution and llama.cpp's own chain."""
+"""Sampling: draws against NumPy's, cuts and penalties against llama.cpp's own chain. The sampler of apps, which
+`tests/apps/session/test_runtime_sampler.py` compares with this one, holds the whole of it."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,17 +14,15 @@ import pytest
 from conftest import open_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.tokenizer import open_vocabulary
-from edge.errors import EngineError, InputError, ModelFormatError
+from edge.errors import InputError, ModelFormatError
 from edge.run.sampling.sampler import (
     DRY_BREAKERS,
     Sampler,
     draw,
     dry,
-    greedy,
     min_p,
     penalize,
     softmax,
@@ -38,11 +36,7 @@ from edge.sampling import SamplingParams, choose_sampling, parse_bias
 from edge.types import FloatArray
 
 LLAMA = open_golden("llama-gqa-tied").model
-SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))
 needs_llama_cpp = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
-FINITE = st.floats(-50, 50, width=32, allow_subnormal=False)
-LOGITS = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=FINITE))
-TIED = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=st.sampled_from([-math.inf, -1.0, 0.0, 2.0])))
 
 
 def random_logits(size: int, seed: int = 0) -> FloatArray:
@@ -63,50 +57,6 @@ def test_ends_are_drawn_once_there_are_enough_tokens() -> None:
         SamplingParams(min_tokens=-1)
 
 
-@given(logits=LOGITS)
-def test_greedy_is_first_maximum(logits: FloatArray) -> None:
-    assert greedy(logits) == logits.tolist().index(max(logits.tolist())) == Sampler(SamplingParams())(logits.copy())
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_nan_logits_raise_tiny_temperature_is_greedy() -> None:
-    for bad in (0, 7, 999):
-        logits = random_logits(1000)
-        logits[bad] = math.nan
-        with pytest.raises(EngineError, match="NaN"):
-            greedy(logits)
-    for size in (10, 50, 49152):
-        with pytest.raises(EngineError, match="NaN"):
-            draw(np.full(size, math.nan, np.float32), SamplingParams(temperature=1.0), np.random.default_rng(0))
-    assert Sampler(SamplingParams(temperature=5e-324, seed=0))(random_logits(1000)) == random_logits(1000).argmax()
-
-
-@pytest.mark.parametrize("params", [
-    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
-    SamplingParams(temperature=0.7, top_k=5, top_p=1.0, min_p=0.0),
-    SamplingParams(temperature=1.5, top_k=0, top_p=0.8, min_p=0.0),
-    SamplingParams(temperature=2.0, top_k=0, top_p=1.0, min_p=0.2), SamplingParams(temperature=0.8),
-], ids=str)  # fmt: skip
-def test_draws_follow_distribution(params: SamplingParams) -> None:
-    logits, draws = random_logits(200, seed=3), 3000
-    order = np.argsort(-logits)[: params.top_k or logits.size]
-    kept = logits[order].astype(np.float64)
-    probabilities = softmax(kept)
-    before = np.r_[0.0, probabilities.cumsum()[:-1]]  # what the likelier tokens make up
-    survivors = (before < params.top_p) & (probabilities >= params.min_p * probabilities[0])
-    expected = softmax(kept[survivors] / params.temperature) * draws
-
-    sample = Sampler(SamplingParams(**{**vars(params), "seed": 11}))
-    counts = Counter(sample(logits) for _ in range(draws))
-    assert set(counts) <= set(order[survivors].tolist())
-    observed = np.array([counts[token] for token in order[survivors].tolist()])
-    common = expected >= 5  # where chi-square holds; the rest is one bin
-    pairs = [*zip(observed[common], expected[common], strict=True), (observed[~common].sum(), expected[~common].sum())]
-    chi_square = sum((seen - due) ** 2 / due for seen, due in pairs if due > 0)
-    freedom = max(1, int(common.sum()))
-    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)  # four standard deviations
-
-
 @pytest.mark.parametrize("left", [1, 5, 400, 900])
 def test_masked_draws_equal_draws_from_all(left: int) -> None:
     """NumPy's own choice by the probabilities of all tokens, most of which are 0."""
@@ -117,13 +67,6 @@ def test_masked_draws_equal_draws_from_all(left: int) -> None:
         assert got == np.random.default_rng(seed).choice(1000, p=softmax(logits.astype(np.float64)))
 
 
-@given(logits=LOGITS, seed=st.integers(0, 2**64 - 1))
-def test_seed_repeats_its_draws(logits: FloatArray, seed: int) -> None:
-    params = SamplingParams(temperature=1.0, seed=seed)
-    one, other = Sampler(params), Sampler(params)
-    assert [one(logits) for _ in range(5)] == [other(logits) for _ in range(5)]
-
-
 def test_no_seed_is_another_seed_each_time() -> None:
     logits = np.zeros(1000, np.float32)
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
@@ -132,35 +75,6 @@ def test_no_seed_is_another_seed_each_time() -> None:
     assert params.with_seed().seed != params.with_seed().seed
     assert SamplingParams().with_seed().seed is None  # greedy draws nothing
     assert SamplingParams(temperature=1.0, seed=3).with_seed().seed == 3
-
-
-@given(
-    logits=st.one_of(LOGITS, TIED),
-    seed=st.integers(0, 100),
-    temperature=st.sampled_from([0.0, 0.8, 3.0]),
-    data=st.data(),
-)
-def test_banned_tokens_are_never_drawn(logits: FloatArray, seed: int, temperature: float, data: st.DataObject) -> None:
-    banned = data.draw(st.sets(st.integers(0, logits.size - 1), max_size=logits.size - 1))
-    if not np.isfinite(np.delete(logits, list(banned))).any():
-        return  # nothing is left to draw
-    sample = Sampler(SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1), banned)
-    for _ in range(3):
-        assert sample(logits.copy()) not in banned
-
-
-def test_penalties_lower_logits_of_drawn_tokens() -> None:
-    logits = np.array([3.0, 1.5, 0.0], np.float32)
-    for params, expected in (
-        (SamplingParams(presence_penalty=2), [0, 1, 0, 0]), (SamplingParams(frequency_penalty=1), [0, 0, 1, 0]),
-        (SamplingParams(presence_penalty=-2), [0, 0, 0, 0]),
-    ):  # fmt: skip
-        sample = Sampler(params)
-        assert not sample.greedy
-        assert [sample(logits.copy()) for _ in range(4)] == expected
-    sample = Sampler(SamplingParams(repeat_penalty=1.5))
-    logits = np.array([-1.0, -1.2, -9.0], np.float32)
-    assert [sample(logits.copy()) for _ in range(2)] == [0, 1]
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -295,20 +209,6 @@ def test_xtc_is_llama_cpps(seed: int, threshold: float) -> None:
     logits = np.random.default_rng(seed).normal(scale=2, size=60).astype(np.float32)
     expected = left_by(logits, library().llama_sampler_init_xtc(1.0, threshold, 1, seed))
     assert set(np.flatnonzero(xtc(softmax(logits.astype(np.float64)), threshold)).tolist()) == set(expected)
-
-
-def test_sampler_applies_dry_and_xtc() -> None:
-    """Greedy with DRY leaves a loop that it would stay in; XTC never draws the likeliest of two that pass."""
-    params = SamplingParams(dry_multiplier=5.0, dry_allowed_length=1)
-    sample = Sampler(params)
-    drawn = [sample(np.array([3.0, 2.0, 1.0], np.float32)) for _ in range(6)]
-    assert drawn[:2] == [0, 0]
-    assert len(set(drawn)) > 1
-    params = SamplingParams(temperature=1.0, seed=1, xtc_probability=1.0, xtc_threshold=0.05)
-    sample = Sampler(params)
-    assert {sample(np.array([3.0, 2.0, 1.0, -9.0], np.float32)) for _ in range(50)} == {2}
-    assert not Sampler(params).greedy
-    assert Sampler(params).candidates == 40
 
 
 @pytest.mark.parametrize("value", ["28", "a=1", "1=b", "-1=2", "1=nan", {1: float("inf")}, 3])

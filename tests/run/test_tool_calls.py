@@ -19,7 +19,6 @@ from tool_templates import GPT_OSS, QWEN3, TOOLS
 
 from edge.errors import InputError
 from edge.model.model import Model, open_model
-from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
 from edge.run.session import Session
 from edge.run.starting.loading import load
@@ -122,25 +121,6 @@ def test_call_that_is_cut_in_its_tail_is_whole(speaks: Speak, missing: str, reas
         assert session.report.stop_reason == reason
 
 
-def test_thoughts_leave_room_for_forced_call(speaks: Speak) -> None:
-    pytest.importorskip("llguidance")
-    with speaks((size(MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:
-        text = "".join(session.stream(messages=MESSAGES, tools=TOOLS, tool_choice="get_weather", max_tokens=150))
-        report = session.report
-    assert (text, report.incomplete) == ("", None)
-    assert 40 < report.thoughts.tokens < 120
-    assert "city" in json.loads(report.tool_calls[0].arguments)
-
-
-def test_single_call_ends_answer_without_parallel_calls(speaks: Speak) -> None:
-    with speaks((size(MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
-        assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""
-        assert len(session.report.tool_calls) == 1
-        assert session.report.stop_reason == "tool_calls"
-        session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300)
-        assert len(session.report.tool_calls) == 2
-
-
 def test_stop_texts_are_searched_in_text_alone(speaks: Speak) -> None:
     with speaks((size(MESSAGES), ANSWER)) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["Rome"]) == "One moment."
@@ -166,32 +146,6 @@ def test_conversation_goes_on_with_results(speaks: Speak) -> None:
         assert rows <= session.report.tokens.reused < second
         session.generate(messages=[{"role": "user", "content": "Else"}], max_tokens=1)
         assert session.report.tokens.reused < 30
-
-
-def test_system_prompts_come_from_prompt_cache(speaks: Speak) -> None:
-    long = [{"role": "system", "content": "Be brief. " * 40}, *MESSAGES]
-    with speaks((8, "x"), prompt_cache=PromptCache(memory="16MiB")) as session:
-        session.generate(messages=long, max_tokens=1)
-        session.generate(messages=MESSAGES, max_tokens=1)  # little of which the first one had
-        session.generate(messages=long, max_tokens=1)
-        assert session.report.tokens.reused > 256
-        session.generate(messages=MESSAGES, system="Be brief.", max_tokens=1)
-        whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
-        assert session.model.chat_prompt(whole).first(None).size == session.report.tokens.prompt
-
-
-def test_contradictory_prompts_are_refused(speaks: Speak) -> None:
-    with speaks((8, "x")) as session:
-        for options, reason in (
-            ({}, "there is no prompt"),
-            ({"prompt": "Hi", "messages": MESSAGES}, "a prompt or messages, not both"),
-            ({"messages": MESSAGES, "raw": True}, "leave raw and follow_up out"),
-            ({"prompt": "Hi", "tools": TOOLS, "follow_up": True}, "leave raw and follow_up out"),
-            ({"prompt": iter(["Hi"]), "tools": TOOLS}, "must be text or messages"),
-            ({"messages": []}, "messages must be a list"),
-        ):
-            with pytest.raises(InputError, match=reason):
-                session.generate(**options)  # type: ignore[arg-type]
 
 
 HARMONY = Special(
@@ -232,18 +186,6 @@ def test_harmony_headers_choose_thought_call_or_text(
     assert calls == ([] if said else [("get_weather", {"city": "Rome"})])
     if calls:
         assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
-
-
-def test_replayed_call_keeps_the_models_text() -> None:
-    """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
-    model = opened(HARMONY)
-    first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
-    later = with_result(None)
-    second = model.chat_prompt(later, tools=TOOLS).first(None)
-    answer = model.tokenizer.encode(
-        f" to=functions.get_weather<|channel|>commentary json{BODY}", special=True, start=False
-    )
-    assert second[: first.size + answer.size].tolist() == [*first.tolist(), *answer.tolist()]
 
 
 def test_conversations_take_and_save_results(speaks: Speak, tmp_path: Path) -> None:

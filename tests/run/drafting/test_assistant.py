@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive
+from conftest import exhaustive
 from drafters import always_drafting
 from hf_folders import FOLDERS
 from test_cli import edge_here as run_edge
@@ -19,15 +19,13 @@ import edge
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.drafting import StatesEngine
-from edge.backends.reference.assistant import Assistant, around_bytes
+from edge.backends.reference.assistant import Assistant
 from edge.backends.token_table import TokenTable
 from edge.converters.huggingface.reader import convert_folder
-from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.drafters.assistant import layers_of, read_assistant, source_layers
 from edge.model.model import Model, open_model
-from edge.options import Options
-from edge.plan.plan import make_plan
 from edge.run.drafting.assistant import AssistantDrafter
 from edge.sampling import SamplingParams
 
@@ -139,33 +137,6 @@ def test_drafts_follow_the_text_and_change_no_token(
         assert sum(same) > 0.9 * len(same) > 5  # two tokens may be equally likely
 
 
-def test_plan_counts_assistant(pair: tuple[Path, Path]) -> None:
-    cpu, spec = engine_named("cpu"), open_model(pair[0]).spec
-    plain, plan = (
-        make_plan(spec, cpu, Options.parse(max_kv_size=300, threads=1, draft=each), process=64 << 20)
-        for each in (None, pair[1])
-    )
-    draft = Options.parse(draft=pair[1]).draft_file
-    layers = cpu.footprint(draft.layers_for(spec)[1], plan.draft)
-    assert plan.bytes.draft > around_bytes(draft.spec) + layers.weights + layers.scratch
-    assert plan.bytes.total == plain.bytes.total + plan.bytes.draft
-    assert plan.config == plain.config
-
-
-@pytest.mark.parametrize(("target", "options", "error", "words"), [
-    (None, {"sequences": 2}, UnsupportedError, "drafts for one sequence: leave --sequences out"),
-    (None, {"speculate": "off"}, InputError, "leave one out"),
-    (None, {"backend": "reference"}, UnsupportedError, "for the cpu engine here"),
-    ("llama-gqa-tied.gguf", {}, InputError, "its tokens are not those|another Gemma 4"),
-])  # fmt: skip
-def test_models_without_this_assistant_are_refused(
-    pair: tuple[Path, Path], target: str | None, options: dict[str, Any], error: type[EdgeError], words: str
-) -> None:
-    model = pair[0] if target is None else GOLDEN / target
-    with pytest.raises(error, match=words):
-        edge.load(model, **{"backend": "cpu", "max_kv_size": 300, "draft": pair[1], **options})
-
-
 def test_assistant_is_no_model(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Commands name the option, and convert and inspect its file."""
     with pytest.raises(UnsupportedError, match="runs with it alone: --draft"):
@@ -195,26 +166,6 @@ def test_head_without_centroids_is_read_whole(tmp_path: Path, engines: Callable[
     (few, values), (every, logits) = (each.draft(tokens, 1)[2][0] for each in (some, all_))
     assert every.tolist() == list(range(272))
     np.testing.assert_allclose(logits[few], values, atol=1e-5)
-
-
-def repeated(shape: tuple[int, ...], kind: int, data: bytes) -> tuple[tuple[int, ...], int, bytes]:
-    return shape, kind, data[:4] * (len(data) // 4)
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda file: file.tensors.pop("masked_embd_ordering"), "does not divide 272 tokens by centroid"),
-    (lambda file: file.tensors.pop("nextn.post_projection.weight"), "no tensor nextn.post_projection.weight"),
-    (lambda file: file.tensors.pop("token_embd.weight"), "has no token_embd.weight"),
-    (lambda file: file.metadata.pop("gemma4-assistant.embedding_length_out"), "embedding_length_out is missing"),
-    (lambda file: file.tensors.update(masked_embd_ordering=repeated(*file.tensors["masked_embd_ordering"])), "twice"),
-])  # fmt: skip
-def test_damaged_assistants_are_refused(
-    pair: tuple[Path, Path], tmp_path: Path, change: Callable[[GGUF], Any], words: str
-) -> None:
-    file = GGUF.read(pair[1])
-    change(file)
-    with pytest.raises((ModelFormatError, UnsupportedError), match=words):
-        edge.load(pair[0], backend="cpu", max_kv_size=300, draft=file.write(tmp_path / "a.gguf"))
 
 
 def convert(folder: Path, name: str) -> Path:

@@ -5,33 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples, exhaustive
+from conftest import exhaustive
 from drafters import always_drafting
 from hf_folders import FOLDERS
 from test_cli import edge_here as run_edge
-from test_fuzz_engine import mutant
-from test_gguf_file import ARRAY, GGUF, I32, U32
+from test_gguf_file import GGUF
 from test_mtp_drafts import MODEL, WARM, answers, drafted
 
-import edge
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.drafting import MTPEngine, StatesEngine
 from edge.backends.reference.weights import read_rows
 from edge.converters.huggingface.eagle import convert_eagle
-from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.errors import EdgeError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.drafters.draft import open_draft
-from edge.model.drafters.eagle import read_eagle, tokens_of
 from edge.model.model import open_model
-from edge.options import Options
-from edge.plan.plan import make_plan
 from edge.sampling import SamplingParams
 
 TORCH = FOLDERS / "eagle3.npz"
@@ -90,41 +84,6 @@ def test_drafts_change_no_token_and_most_are_right(
     assert right > (0.6 if sampling is not WARM else 0.2) * tried
 
 
-def test_wrong_drafts_change_no_token(head: Path, tmp_path: Path, always: None) -> None:
-    """Of a head whose rows are those of other tokens. (That such drafts end is a test of `test_mtp_drafts.py`.)"""
-    file = GGUF.read(head)
-    shape, kind, data = file.tensors["d2t"]
-    file.tensors["d2t"] = shape, kind, np.roll(np.frombuffer(data, np.int64), 7).tobytes()
-    found, reports, _ = answers(MODEL, draft=file.write(tmp_path / "wrong.gguf"))
-    tried, right = drafted(reports)
-    assert found == answers(MODEL, speculate="off")[0]
-    assert right < 0.2 * tried
-
-
-def test_plan_counts_head(head: Path) -> None:
-    cpu, spec = engine_named("cpu"), open_model(MODEL).spec
-    plain, plan = (
-        make_plan(spec, cpu, Options.parse(max_kv_size=300, threads=1, **more), process=64 << 20)
-        for more in ({"speculate": "off"}, {"draft": head})
-    )
-    own = cpu.footprint(open_draft(head).spec, plan.draft)
-    assert plan.bytes.draft > own.weights + own.kv + own.scratch + own.runtime
-    assert plan.bytes.total > plain.bytes.total + plan.bytes.draft
-
-
-@pytest.mark.parametrize(("target", "options", "error", "words"), [
-    (MODEL, {"sequences": 2}, UnsupportedError, "drafts for one sequence: leave --sequences out"),
-    (MODEL, {"backend": "reference"}, UnsupportedError, "for the cpu engine here"),
-    (GOLDEN / "qwen35.gguf", {}, InputError, "an EAGLE-3 head of another model than"),
-    (GOLDEN / "llama-one-layer.gguf", {}, InputError, "an EAGLE-3 head of another model than|its tokens are not those"),
-])  # fmt: skip
-def test_models_without_this_head_are_refused(
-    head: Path, target: Path, options: dict[str, Any], error: type[EdgeError], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        edge.load(target, **{"backend": "cpu", "max_kv_size": 300, "draft": head, **options})
-
-
 def test_head_is_no_model(head: Path, tmp_path: Path) -> None:
     """Commands name the options, and convert and inspect its file."""
     with pytest.raises(UnsupportedError, match="drafts beside its model: --draft"):
@@ -158,29 +117,3 @@ def test_folders_of_other_forms_become_the_same_file(head: Path, tmp_path: Path)
         else:
             convert_eagle(folder, open_model(MODEL), tmp_path / "again.gguf")
             assert GGUF.read(tmp_path / "again.gguf").tensors == GGUF.read(head).tensors
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda file: file.tensors.pop("output.weight"), "has no output.weight"),
-    (lambda file: file.tensors.pop("fc.weight"), "no tensor blk.0.fc.weight"),
-    (lambda file: file.metadata.pop("eagle3.target_layers"), "eagle3.target_layers is missing"),
-    (lambda file: file.metadata.update({"eagle3.block_count": (U32, 2)}), "2 layers, where an EAGLE-3 head has one"),
-    (lambda file: file.metadata.update({"eagle3.target_layers": (ARRAY, (I32, [1, 1]))}), "each once"),
-    (lambda file: file.metadata.update({"eagle3.target_layers": (ARRAY, (I32, [0, 2]))}), "another model"),
-    (lambda file: file.tensors.update(d2t=(*file.tensors["d2t"][:2], bytes(len(file.tensors["d2t"][2])))), "twice"),
-])  # fmt: skip
-def test_damaged_heads_are_refused(head: Path, tmp_path: Path, change: Callable[[GGUF], Any], words: str) -> None:
-    file = GGUF.read(head)
-    change(file)
-    with pytest.raises((ModelFormatError, UnsupportedError, InputError), match=words):
-        edge.load(MODEL, backend="cpu", max_kv_size=300, draft=file.write(tmp_path / "damaged.gguf"))
-
-
-def test_mutated_files_load_or_raise_one_line(head: Path, tmp_path: Path) -> None:
-    base, path, read = GGUF.read(head), tmp_path / "mutant.gguf", 0
-    for index in range(examples(300)):
-        path.write_bytes(mutant(index, [base]))
-        with suppress(EdgeError):
-            read += read_eagle(file := read_gguf(path)).layers
-            tokens_of(file, 272)
-    assert read > 10

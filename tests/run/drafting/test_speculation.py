@@ -1,4 +1,5 @@
-"""Drafts copied from earlier text, and how many of their tokens are verified."""
+"""Drafts copied from earlier text, and how many of their tokens are verified. Their twin in apps, which
+`tests/apps/session/test_runtime_drafts.py` compares with them, holds what is learned of drafts that were wrong."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.devices.power import app_meter
-from edge.plan.plan import DRAFT_TEXT
-from edge.run.drafting.ahead import FEW as FEW_PASSES
 from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.drafts import Drafts
 from edge.run.drafting.power import ENOUGH, PassPower
@@ -57,86 +56,7 @@ def test_draft_follows_longest_match(pieces: list[list[int]], most: int, singly:
         assert (drafts.match, draft) == expected_draft(text, most)
 
 
-@given(repetitive_texts(), st.integers(0, 30), st.integers(1, 5))
-def test_dropped_tokens_are_not_copied(pieces: list[list[int]], dropped: int, most: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.run.drafting.drafts.DRAFT_TEXT", 128)
-        drafts, text = Drafts(), list[int]()
-        for piece in pieces:
-            for token in piece:
-                drafts.add(np.array([token], np.int32))
-                text = [*(text[-64:] if len(text) == 128 else text), token]
-                assert drafts.text.tolist() == text
-            drafts.draft(most)
-            drafts.drop(dropped)
-            text = text[: max(0, len(text) - dropped)]
-            drafts.add(np.array(piece[:3], np.int32))
-            text = [*(text[-64:] if len(text) + len(piece[:3]) > 128 else text), *piece[:3]]
-            assert drafts.draft(most).tolist() == expected_draft(text, most)[1]
-
-
-def test_memory_is_bounded_and_newest_text_stays() -> None:
-    drafts, text = Drafts(), np.arange(DRAFT_TEXT // 2, dtype=np.int32)
-    for _ in range(5):
-        drafts.add(text)
-        assert drafts.text.size <= DRAFT_TEXT
-    drafts.add(text[:10])
-    assert drafts.draft(3).tolist() == [10, 11, 12]
-
-
 AVX2_COSTS = {1: 1.0, 2: 1.46, 3: 1.7, 4: 1.96}  # docs/figures.md
-
-
-class _Loop:
-    """Steps and verifications of a text that is known, with costs that are known."""
-
-    def __init__(self, costs: dict[int, float]) -> None:
-        self.one, self.costs = Ahead(len(costs) - 1), costs
-        self.proposed = 0
-        for rows, cost in costs.items():
-            for _ in range(FEW_PASSES):
-                self.one.time(1, rows - 1, cost)
-
-    def run(self, context: list[int], answer: list[int]) -> list[int]:
-        """The lengths of the drafts of each pass."""
-        self.one.begin()
-        self.one.note(np.array(context, np.int32))
-        lengths, at = [], 0
-        while at < len(answer):
-            self.one.note(np.array(answer[at : at + 1], np.int32))
-            draft = self.one.propose(len(answer) - at - 1).tolist()
-            right = next((n for n, token in enumerate(draft) if token != answer[at + 1 + n]), len(draft))
-            for token in answer[at + 1 : at + 1 + right]:
-                self.one.note(np.array([token], np.int32))
-            if draft:
-                self.one.judge(len(draft), right)
-            lengths.append(len(draft))
-            at += 1 + right
-        return lengths
-
-    def first(self, lengths: list[int]) -> int:
-        return next((at for at, length in enumerate(lengths) if length), len(lengths))
-
-
-def _misleading(rng: np.random.Generator, match: int, places: int) -> list[int]:
-    """A text in which `match` tokens come again and again, and another one behind them each time."""
-    phrase = rng.integers(0, 50_000, match).tolist()
-    return [token for at in range(places) for token in (*phrase, 60_000 + at, 70_000 + at)]
-
-
-def test_drafts_that_were_wrong_are_tried_again() -> None:
-    """At the costs of AVX2: a text that repeats itself with other ends silences drafts, and a copy brings them back."""
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, 50_000, 400).tolist()
-    for match in (3, 6, 12, 20, 40):
-        fresh, used = _Loop(AVX2_COSTS), _Loop(AVX2_COSTS)
-        bad = _misleading(rng, match, 60)
-        used.run(bad[:100], bad[100:])
-        assert used.one.drafted - used.one.accepted < 60  # wrong ones ended
-        wanted = fresh.run(text, text[50:300])
-        found = used.run(text, text[50:300])
-        assert fresh.first(found) < 60
-        assert len(found) < len(wanted) + 40
 
 
 @pytest.mark.parametrize(

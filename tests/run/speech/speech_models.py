@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from golden_models import GOLDEN
 
 from edge.media.mel import RATE
@@ -19,6 +21,16 @@ def write_model(folder: Path) -> Path:
     """The golden Whisper: random, with windows of 0.64 s, and two languages."""
     write_whisper(read_checkpoint(GOLDEN / "folders" / "whisper"), path := folder / "ears.gguf")
     return path
+
+
+def golden_whisper() -> Any:
+    """A fixture: the model, for the tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_model(tmp_path_factory.mktemp("whisper"))
+
+    return model
 
 
 def tone() -> FloatArray:

