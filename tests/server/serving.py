@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from conftest import GOLDEN
 from starlette.testclient import TestClient
 
@@ -20,6 +21,10 @@ MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes
 OTHER = "qwen2"
 PLAIN = {"backend": "reference", "max_kv_size": 400, "threads": 1}
 HELLO = [{"role": "user", "content": "Hello"}]
+PLACE: dict[str, Any] = {
+    "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
 
 
 @contextmanager
@@ -31,6 +36,17 @@ def served(*models: str, options: dict[str, Any] | None = None, **settings: Any)
     with TestClient(make_app(hub), base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
         client.hub = hub  # type: ignore[attr-defined]
         yield client
+
+
+def client_of(*models: str, **more: Any) -> Any:
+    """A fixture: one such client for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def client() -> Iterator[TestClient]:
+        with served(*models, **more) as opened:
+            yield opened
+
+    return client
 
 
 def hub_of(client: TestClient) -> Hub:

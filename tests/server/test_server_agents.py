@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import pytest
-from agent_requests import AGENTS, PICTURE, PIXEL
-from serving import HELLO, error_of, served
+from serving import HELLO, client_of, error_of
 from starlette.testclient import TestClient
 from strict_templates import FAMILIES, source_of
 from test_chat import joined
@@ -24,6 +22,126 @@ from edge.server.http import parse_body
 from edge.server.protocols import anthropic, chat, ollama, responses
 from edge.server.protocols.bodies import ChatBody
 
+# Requests of agents in the shapes that they have, with contents of our own: by name, a path and a body.
+
+LOOK = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"],
+        "additionalProperties": False}  # fmt: skip
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+PICTURE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": f"The tool {name}", "parameters": LOOK}}
+
+
+def _call(name: str, number: int) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function",
+            "function": {"name": name, "arguments": '{"place": "home"}'}}  # fmt: skip
+
+
+def _said(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+CODEX: dict[str, Any] = {
+    "instructions": "You write code.", "stream": False, "store": False, "include": ["reasoning.encrypted_content"],
+    "tool_choice": "auto", "parallel_tool_calls": True, "prompt_cache_key": "0190", "max_output_tokens": 2,
+    "reasoning": {"effort": "xhigh", "summary": "auto"},
+    "tools": [
+        {"type": "function", "name": "shell", "description": "Run", "strict": False, "parameters": LOOK},
+        {"type": "custom", "name": "apply_patch", "description": "Patch", "format": {"type": "grammar"}},
+        {"type": "web_search"},
+    ],
+    "input": [
+        _said("developer", "Sandbox: none."), _said("user", "<environment>here</environment>"), _said("user", "Look."),
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}],
+         "encrypted_content": None},
+        _said("assistant", "I will.", "output_text"),
+        {"type": "function_call", "name": "shell", "arguments": '{"place": "home"}', "call_id": "c1"},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin", "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "patched"},
+        {"type": "function_call", "name": "view_image", "arguments": '{"path": "a.png"}', "call_id": "c3"},
+        {"type": "function_call_output", "call_id": "c3", "output": [{"type": "input_image", "image_url": PIXEL}]},
+        {"type": "local_shell_call", "call_id": "c4", "status": "completed",
+         "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "call_id": "c4", "output": "a.png"},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "pixels"}},
+        {"type": "compaction", "encrypted_content": "gAAA"}, {"type": "additional_tools", "tools": []},
+        _said("developer", "The sandbox changed."), {"type": "something_new", "id": "x"},
+        _said("user", "Go on."),
+    ],
+}  # fmt: skip
+
+CLAUDE_CODE: dict[str, Any] = {
+    "max_tokens": 2, "stream": False, "thinking": {"type": "disabled"}, "output_config": {"effort": "max"},
+    "metadata": {"user_id": "u"},
+    "system": [{"type": "text", "text": "You write code.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "Read", "description": "Read", "input_schema": LOOK}, {"type": "web_search_20250305",
+                                                                              "name": "web_search"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "<system-reminder>x</system-reminder>"},
+                                     {"type": "text", "text": "Look at a.png."}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "I look.", "signature": ""}, {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "I will."},
+            {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"place": "a.png"}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": PICTURE}]},
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}]},
+        {"role": "system", "content": "The date changed."},
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"place": "b"}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "content": [
+                {"type": "tool_reference", "tool_name": "Write"},
+                {"type": "search_result", "title": "B", "source": "b.md", "content": [{"type": "text", "text": "b"}]}]},
+            {"type": "text", "text": "Go on."}]},
+    ],
+}  # fmt: skip
+
+OPENCODE: dict[str, Any] = {
+    "max_tokens": 2, "temperature": 0, "reasoning_effort": "medium", "stream": False, "tool_choice": "auto",
+    "tools": [_function("read"), _function("bash")],
+    "messages": [
+        {"role": "system", "content": "You write code."}, {"role": "system", "content": "Home: /home."},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "reasoning_content": "I look.", "tool_calls": [_call("read", 0)]},
+        {"role": "tool", "tool_call_id": "call_0", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "", "tool_calls": [_call("bash", 0), _call("read", 1)]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+        {"role": "tool", "tool_call_id": "call_0", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]},
+        {"role": "user", "content": "Go on."},
+    ],
+}  # fmt: skip
+
+HOME_ASSISTANT: dict[str, Any] = {
+    "stream": False, "think": False, "keep_alive": "-1s", "options": {"num_ctx": 8192, "num_predict": 2},
+    "tools": [_function("HassTurnOn"), _function("GetLiveContext")],
+    "messages": [
+        {"role": "system", "content": "Current time is 10:00:00. Today's date is 2026-11-24.\nYou are a voice."},
+        {"role": "user", "content": "Light, please.", "images": None},
+        {"role": "assistant", "content": "", "thinking": "Which?", "tool_calls": [
+            {"function": {"name": "GetLiveContext", "arguments": {}}},
+            {"function": {"name": "HassTurnOn", "arguments": {"place": "kitchen"}}}]},
+        {"role": "tool", "tool_name": "HassTurnOn", "content": '{"success": true}'},
+        {"role": "tool", "tool_name": "GetLiveContext", "content": "kitchen: off"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "What is this?", "images": ["iVBORw0KGgo="]},
+        {"role": "assistant", "content": "I cannot say."},
+        {"role": "user", "content": "And the other one?"},
+    ],
+}  # fmt: skip
+
+AGENTS = {
+    "codex": ("/v1/responses", CODEX), "claude code": ("/v1/messages", CLAUDE_CODE),
+    "opencode": ("/v1/chat/completions", OPENCODE), "home assistant": ("/api/chat", HOME_ASSISTANT),
+}  # fmt: skip
+
+
 LEFT_OUT = left_out("picture")
 TRANSLATE: dict[str, tuple[type, Any]] = {
     "/v1/responses": (responses.ResponsesBody, responses.translate),
@@ -32,11 +150,7 @@ TRANSLATE: dict[str, tuple[type, Any]] = {
     "/api/chat": (ollama.ApiChatBody, ollama.translate),
 }
 
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served() as client:
-        yield client
+client = client_of()
 
 
 def asked_of(path: str, body: dict[str, Any]) -> Request:
@@ -63,13 +177,6 @@ def test_every_template_writes_requests_of_agents(family: str) -> None:
     template = template_of(family)
     for agent, (path, body) in AGENTS.items():
         assert ("Go on." if agent != "home assistant" else "And the other one?") in rendered(template, path, body)
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_requests_of_agents_are_answered(client: TestClient, agent: str) -> None:
-    path, body = AGENTS[agent]
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
 
 
 SAID = {
@@ -105,11 +212,6 @@ SAID = {
         f"<|user|>{LEFT_OUT}\nWhat is this?", "<|assistant|>I cannot say.", "<|user|>And the other one?",
         "<|assistant|>",
     ],
-    "continue": [
-        "<|system|>You write code.", "<|user|>", "<|assistant|><call call_1 read_file {}>",
-        "<|user|><result>x</result>", "<|user|><context>\nfile\n</context>", "<|system|>Rules.",
-        "<|user|>Go on.", "<|assistant|>",
-    ],
 }  # fmt: skip
 
 
@@ -117,29 +219,6 @@ SAID = {
 def test_nontext_parts_become_a_line(agent: str) -> None:
     text = rendered(template_of("qwen3"), *AGENTS[agent])
     assert re.sub("<tools>.*</tools>\n", "", text) == "\n".join(SAID[agent])
-
-
-IMAGES: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
-        {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]}]}),
-    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}]}),
-    ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [
-        {"type": "image", "source": PICTURE}]}]}),
-    ("/api/chat", {"messages": [{"role": "user", "content": "What?", "images": ["iVBORw0KGgo="]}]}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "body"), IMAGES)
-def test_picture_of_user_is_refused_once(client: TestClient, path: str, body: dict[str, Any]) -> None:
-    response = client.post(path, json=body)
-    assert response.status_code == 400
-    assert "read text only" in response.text
-    later = copy.deepcopy(body)
-    later["messages" if "messages" in body else "input"].append({"role": "user", "content": "And now?"})
-    limit = {"/v1/responses": {"max_output_tokens": 2}, "/api/chat": {"stream": False, "options": {"num_predict": 2}}}
-    response = client.post(path, json={**later, **limit.get(path, {"max_tokens": 2})})
-    assert response.status_code == 200, response.text
-    assert LEFT_OUT in rendered(template_of("qwen3"), path, later)
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "unheard of")

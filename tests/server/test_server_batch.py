@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import open_golden
-from serving import MODEL, chat, served
+from serving import MODEL, chat, client_of, served
 from starlette.testclient import TestClient
 
 from edge.run.starting.loading import load
 from edge.server.protocols.embeddings import MOST_TEXTS
 
+pytest.importorskip("tvm")
 SEVERAL: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "sequences": 3}
 
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    pytest.importorskip("tvm")
-    with served(options=SEVERAL) as client:
-        yield client
+client = client_of(options=SEVERAL)
 
 
 def ask_together(client: TestClient, texts: list[str], **fields: Any) -> list[str]:
@@ -49,18 +44,6 @@ def test_requests_together_have_answers_that_they_have_alone(client: TestClient)
         assert [chat(alone, [{"role": "user", "content": text}], max_tokens=20)["choices"][0]["message"]["content"]
                 for text in texts] == together  # fmt: skip
     assert client.get("/props").json()["total_slots"] == 3
-
-
-def test_exclusive_requests_wait_for_the_batch(client: TestClient) -> None:
-    body = {"prompt": ["One two three"], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
-    first = client.post("/v1/completions", json=body).json()["choices"]
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(ask_together(client, ["a", "b", "c"], max_tokens=30)))
-    thread.start()
-    assert client.post("/v1/completions", json=body).json()["choices"] == first
-    thread.join()
-    assert results
-    assert len(results[0]) == 3
 
 
 def test_embeddings_match_session(client: TestClient) -> None:
@@ -90,7 +73,6 @@ def test_embeddings_match_session(client: TestClient) -> None:
 @pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("share", [False, True])
 def test_keys_share_rows_only_if_asked(sequences: int, share: bool) -> None:
-    pytest.importorskip("tvm")
     keys = ["first-key-123", "second-key-45"]
     with served(options={**SEVERAL, "sequences": sequences}, api_key=keys, share_prompts=share) as client:
         body = {"messages": [{"role": "user", "content": "The secret plan, which is long enough"}], "max_tokens": 2}

@@ -1,18 +1,25 @@
-"""Connections over sockets: slow clients, and what is no HTTP."""
+"""Connections over sockets: slow clients, and what is no HTTP. `edge serve` as a process: signals, memory, and clients
+that go away."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from conftest import GOLDEN
-from serving import HELLO, MODEL, PLAIN
+from serving import HELLO, MODEL, OTHER, PLAIN
+from serving_process import started
 
 from edge.options import Options
 from edge.server import connections
@@ -22,7 +29,9 @@ from edge.server.settings import Settings
 HEAD = "{} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 HEALTH = HEAD.format("GET /health") + "\r\n"
 BODY = HEAD.format("POST /health") + "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-PATIENCE = 120.0
+CHATS = "/v1/chat/completions"
+LONG: dict[str, Any] = {"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 1_000_000}
+PATIENCE = 120.0  # seconds, for a loaded machine: httpx itself waits for 5
 
 
 @contextmanager
@@ -61,6 +70,13 @@ def connect(port: int, text: str = "") -> socket.socket:
     return found
 
 
+def endless_chat(**fields: Any) -> str:
+    """A request of an answer without end."""
+    body = json.dumps(LONG | fields)
+    head = HEAD.format(f"POST {CHATS}") + f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}"
+
+
 def read(connection: socket.socket) -> str:
     """All until the server closes the connection."""
     parts = []
@@ -93,9 +109,7 @@ def test_waiting_connections_make_room(begun: str) -> None:
 
 
 def test_connections_that_are_answered_keep_their_place() -> None:
-    body = json.dumps({"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 1_000_000})
-    head = HEAD.format("POST /v1/chat/completions") + f"Content-Type: application/json\r\nContent-Length: {len(body)}"
-    with listening(connections=1) as port, connect(port, f"{head}\r\n\r\n{body}") as first:
+    with listening(connections=1) as port, connect(port, endless_chat()) as first:
         assert first.recv(100).startswith(b"HTTP/1.1 200")
         with connect(port, HEALTH) as second:
             answer = read(second)
@@ -135,9 +149,64 @@ def test_malformed_http_is_refused_in_json(text: str) -> None:
         assert json.loads(body)["error"]["code"] == "http"
 
 
-def test_malformed_chunk_ends_its_request(capfd: pytest.CaptureFixture[str]) -> None:
-    head = HEAD.format("POST /v1/completions") + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with listening() as port, connect(port, head) as connection:
-        connection.sendall(b"zz\r\n")
-        assert read(connection).startswith("HTTP/1.1 400")
-    assert "Traceback" not in capfd.readouterr().err
+# edge serve as a process
+
+
+SERVED = (str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "--max-kv-size", "256")
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE).text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_client_that_goes_away_ends_its_answer() -> None:
+    with started(*SERVED) as (_, url):
+        with httpx.stream("POST", url + CHATS, json=LONG, timeout=PATIENCE) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()  # that is dropped closes the response
+            next(lines)
+            assert metric(url, "edge_running") == 1
+        while metric(url, "edge_running"):
+            pass
+        with connect(int(url.rpartition(":")[2]), endless_chat(stream=False)):
+            while not metric(url, "edge_running"):
+                pass
+        while metric(url, "edge_running"):
+            pass
+        assert metric(url, "edge_cancelled_total") == 2
+        assert httpx.post(url + CHATS, json={"messages": HELLO, "max_tokens": 2}, timeout=PATIENCE).status_code == 200
+
+
+def test_answers_are_finished_after_sigterm() -> None:
+    with started(*SERVED, "--drain", "100s") as (process, url):
+        body = {**LONG, "max_tokens": 150}
+        with httpx.stream("POST", url + CHATS, json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(PATIENCE) == 143
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", timeout=PATIENCE)
+
+
+def load_soak() -> Any:
+    path = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+    spec = importlib.util.spec_from_file_location("soak", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["soak"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set of another process is read from /proc")
+def test_memory_holds_whatever_clients_send() -> None:
+    """A soak in small: benchmarks/soak.py has ten thousand requests."""
+    models = [str(GOLDEN / f"{name}.gguf") for name in (MODEL, OTHER)]
+    found = load_soak().soak(models, 40, "256MiB", "--backend", "reference", "--max-kv-size", "256", clients=4)
+    assert found["requests"] == 40
+    assert found["peak"] <= 256 << 20
+    assert not any(kind.endswith(" 500") for kind in found["seen"])

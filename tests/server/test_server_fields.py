@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from serving import HELLO, served
+from serving import HELLO, PLACE, client_of
 from starlette.testclient import TestClient
 
 from edge.errors import MissingExtraError
@@ -71,11 +70,7 @@ PUBLISHED = {  # by the protocols' own references, and those of llama-server and
     ),
 }
 
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served() as client:
-        yield client
+client = client_of()
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -94,24 +89,6 @@ def test_refused_fields_are_named(client: TestClient, path: str) -> None:
         assert response.status_code == 400, name
         error = response.json()["error"]
         assert f"{name} is not supported" in (error if isinstance(error, str) else error["message"])
-
-
-ZZZ = {"type": "zzz"}
-
-
-@pytest.mark.parametrize("schema", [ZZZ, {"type": ["zzz"]}, {"type": "object", "properties": {"a": ZZZ}}])
-def test_wrong_types_in_the_schemas_of_tools_are_named(client: TestClient, schema: dict[str, Any]) -> None:
-    """Not by the grammar that is made of them."""
-    good = {"name": "g", "parameters": {"type": "object", "properties": {}}}
-    tools = [{"type": "function", "function": each} for each in (good, {"name": "f", "parameters": schema})]
-    body = {**BODIES["/v1/chat/completions"][1], "tools": tools, "tool_choice": "required"}
-    error = client.post("/v1/chat/completions", json=body).json()["error"]
-    where = "tools[1].function.parameters"
-    assert (error["message"], error["param"]) == (f"{where}: Invalid type: zzz", where)
-    tools = [{"name": "f", "input_schema": schema}]
-    body = {**BODIES["/v1/messages"][1], "tools": tools, "tool_choice": {"type": "any"}}
-    error = client.post("/v1/messages", json=body).json()["error"]
-    assert error["message"] == "tools[0].input_schema: Invalid type: zzz"
 
 
 def test_missing_extras_are_not_retried() -> None:
@@ -149,31 +126,23 @@ def test_invalid_inner_fields_are_named(client: TestClient) -> None:
         ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens must be at least 1"),
         ("/v1/chat/completions", {"response_format": True}, "response_format must be an object, not true"),
         ("/v1/completions", {"prompt": ["a", 5]}, "prompt[1] must be text, not 5"),
-        ("/v1/completions", {"prompt": None}, "prompt must be text or a list, not null"),
         ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict must be a whole number, not 'x'"),
-        ("/api/chat", {"options": {"num_predict": True}}, "options.num_predict must be a whole number, not true"),
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": {"type": ["zzz"]}}], "tool_choice": {"type": "any"}},
+         "tools[0].input_schema: Invalid type: zzz"),
         ("/api/chat", {"keep_alive": "zz"}, "keep_alive must be a duration, such as 5m, not 'zz'"),
         ("/api/chat", {"messages": [{"role": 5, "content": "x"}]}, "messages[0].role must be text, not 5"),
         ("/api/chat", {"messages": [{**HELLO[0], "images": "x"}]}, "[0].images must be a list of pictures in base64"),
         ("/api/chat", {"messages": [{**HELLO[0], "tool_calls": [3]}]}, "[0].tool_calls[0] must be an object with a"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": [2]}]}]}, "messages[0].content[0]"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content is missing"),
-        ("/v1/chat/completions", {"messages": [*HELLO, {"role": "user", "content": []}]}, "[1].content is missing"),
-        ("/v1/responses", {"input": [{"role": "user", "content": None}]}, "input[0].content is missing"),
         ("/v1/messages", {"messages": [{"role": "user", "content": None}]}, "content must be text or a list, not null"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": []}]}, "messages[0].content is missing"),
-        ("/api/chat", {"messages": [{"role": "user", "content": None}]}, "messages[0].content is missing"),
         ("/v1/messages", {"tool_choice": {"type": "foo"}}, "tool_choice.type is 'foo': choose from auto"),
-        ("/v1/messages", {"tool_choice": {"type": ["any"]}}, "tool_choice.type is ["),
         ("/v1/messages", {"tool_choice": {}}, "tool_choice.type is missing"),
         ("/v1/messages", {"tools": [{"name": "f"}]}, "tools[0].input_schema is missing"),
-        ("/v1/messages", {"tools": [{"type": "custom", "name": "f"}]}, "tools[0].input_schema is missing"),
         ("/v1/messages", {"tools": [{"input_schema": {}}]}, "tools[0].name is missing"),
-        ("/v1/messages", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name is missing"),
         ("/v1/messages", {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema must be an object"),
         ("/v1/rerank", {"documents": None}, "documents is missing"),
         ("/v1/rerank", {"documents": []}, "documents is empty"),
-        ("/v1/rerank", {"documents": None, "texts": []}, "texts is empty"),
         ("/v1/rerank", {"texts": ["a"]}, "state documents or texts, not both"),
         ("/v1/completions", {"logit_bias": {"x": 1}}, r'by token ids, such as {\"28\": -100}, not'),
         ("/v1/messages", {"max_tokens": 0}, "max_tokens"), ("/v1/messages", {"temperature": 3}, "temperature"),
@@ -190,8 +159,6 @@ def test_invalid_inner_fields_are_named(client: TestClient) -> None:
     assert (response.status_code, response.headers[HEADER]) == (200, "options.later")
 
 
-PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
-         "additionalProperties": False}  # fmt: skip
 GBNF = 'root ::= ("yes" | "no") mark\nmark ::= [.!]\n'
 OPENAI_FORMS: list[tuple[dict[str, Any], set[str] | None]] = [  # a field, and the possible answers; None: a PLACE
     ({"response_format": {"type": "json_object", "schema": PLACE}}, None),

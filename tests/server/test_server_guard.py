@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import HELLO, MODEL, chat, error_of, hub_of, served
+from serving import HELLO, client_of, error_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.errors import InputError
@@ -25,11 +24,7 @@ OPENAIS = (  # headers for which a page's openai asks
 )
 ANTHROPICS = "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key,x-stainless-os"
 
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served(most_body="64KiB") as client:
-        yield client
+client = client_of(most_body="64KiB")
 
 
 def test_other_addresses_need_key() -> None:
@@ -152,15 +147,6 @@ def test_errors_have_the_form_of_their_protocol(path: str) -> None:
                 assert response.headers["x-request-id"]
 
 
-def test_anthropic_has_names_of_its_own_for_too_large_and_too_busy(client: TestClient) -> None:
-    response = client.post("/v1/messages", json={**SHORT, "system": "x" * (5 << 20)})
-    assert (response.status_code, response.json()["error"]["type"]) == (413, "request_too_large")
-    chat(client)
-    refused = hub_of(client).pool.full(MODEL)
-    assert (refused.status, refused.body("anthropic")["error"]["type"]) == (429, "rate_limit_error")
-    assert f"try again in {refused.headers['Retry-After']} s" in refused.message
-
-
 def test_unknown_paths_and_methods_are_refused(client: TestClient) -> None:
     assert error_of(client.get("/v1/nothing"))["code"] == "not_found"
     response = client.get(CHATS)
@@ -189,10 +175,3 @@ def test_logs_contain_no_request_text(caplog: pytest.LogCaptureFixture, monkeypa
     assert "GET '/a\\nb' 404" in text
     assert "ValueError at" in text
     assert "secret" not in text
-
-
-def test_requests_leave_no_claims_or_errors(client: TestClient) -> None:
-    hub = hub_of(client)
-    assert hub.pool.ledger.claims.total() == 0
-    assert all(worker.idle for worker in hub.pool.workers.values())
-    assert not hub.responses["/v1/chat/completions", 500]

@@ -1,21 +1,25 @@
-"""The owner's settings of a server: a chat template for its model, and a limit for requests without one."""
+"""The owner's settings of a server: a chat template, a limit, adapters as names of models, an index of documents."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GOLDEN
-from serving import HELLO, MODEL, OTHER, served
+from conftest import GOLDEN, open_golden
+from lora_files import write_adapter
+from serving import HELLO, MODEL, PLAIN, chat, error_of, hub_of, served
 
+import edge
+from edge.documents.indexing import index
 from edge.errors import InputError
 from edge.options import Options
 from edge.run.starting.loading import load
-from edge.server.running import make_hub
-from edge.server.settings import Settings
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant></think>"
+ENCODER = str(GOLDEN / "encoders" / "bert.gguf")
+QUESTION = [{"role": "user", "content": "What is called?"}]
 
 
 @pytest.fixture
@@ -46,12 +50,6 @@ def test_invalid_templates_are_refused(tmp_path: Path, content: bytes | None, wo
         load(GOLDEN / f"{MODEL}.gguf", Options.parse(chat_template=tmp_path / "x", backend="reference"))
 
 
-def test_one_template_is_for_one_model(template: Path) -> None:
-    paths = [str(GOLDEN / f"{name}.gguf") for name in (MODEL, OTHER)]
-    with pytest.raises(InputError, match="--chat-template goes with one model"):
-        make_hub(paths, Options.parse(chat_template=template), Settings.parse())
-
-
 @pytest.mark.parametrize(("path", "body"), [
     ("/v1/chat/completions", {"messages": HELLO, "ignore_eos": True}), ("/v1/responses", {"input": "Hello"}),
     ("/v1/messages", {"messages": HELLO}),
@@ -70,6 +68,81 @@ def test_limit_of_the_owner_ends_requests_without_one(path: str, body: dict[str,
             assert generated(max_tokens=5) == 5
 
 
-def test_limit_of_zero_is_refused() -> None:
-    with pytest.raises(InputError, match="--max-tokens"):
-        Settings.parse(max_tokens=0)
+# Adapters
+
+
+def test_adapters_are_models(tmp_path: Path) -> None:
+    model = open_golden(MODEL).model
+    small = write_adapter(tmp_path / "small.gguf", model, rank=2, seed=1)
+    large = write_adapter(tmp_path / "large.gguf", model, rank=8, seed=2)
+    with load(model, lora=str(large), **PLAIN) as session:
+        answers = {}
+        for name, lora in (("", None), (":small", small), (":large", large)):
+            session.set_lora(lora)
+            answers[name] = session.generate("Hello", max_tokens=8, ignore_eos=True)
+    assert len(set(answers.values())) == 3
+    with served(adapters=[f"small={small}", f"{MODEL}/large={large}"]) as client:
+        names = [each["id"] for each in client.get("/v1/models").json()["data"]]
+        assert names == [MODEL, f"{MODEL}:small", f"{MODEL}:large"]
+        for name in ("", ":small", ":large", "", ":small"):
+            found = chat(client, model=MODEL + name)
+            assert found["choices"][0]["message"]["content"] == answers[name]
+            assert found["model"] == MODEL + name
+        assert hub_of(client).pool.loads == 1
+        response = client.post("/v1/chat/completions", json={"messages": [], "model": f"{MODEL}:none"})
+        assert error_of(response)["code"] in ("model_not_found", "invalid_value")
+
+
+# Documents
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_INDEXES", str(tmp_path / "indexes"))
+    (tmp_path / "call.md").write_text("# Calls\n\nA function is called with two arguments.\n")
+    index("own", tmp_path / "call.md", encoder=ENCODER, backend="reference")
+    return tmp_path / "call.md"
+
+
+def test_answer_and_sources_are_those_of_python(own: Path) -> None:
+    with edge.Documents("own", backend="reference") as documents, load(open_golden(MODEL).model, **PLAIN) as session:
+        expected = session.generate("What is called?", documents=documents, max_tokens=8, ignore_eos=True)
+        tokens = session.report.tokens.prompt if session.report else 0
+    with served(documents=["own"]) as client:
+        found = chat(client, QUESTION, temperature=0, edge={"documents": "own"})
+        assert found["choices"][0]["message"]["content"] == expected
+        assert found["usage"]["prompt_tokens"] == tokens
+        assert chat(client, QUESTION)["usage"]["prompt_tokens"] < tokens
+        body = {"messages": QUESTION, "max_tokens": 4, "edge": {"documents": "own"}}
+        for path, stream in (("/v1/chat/completions", True), ("/v1/messages", False), ("/api/chat", True)):
+            response = client.post(path, json={**body, "stream": stream, "model": MODEL})
+            assert response.status_code == 200, response.text
+            assert json.loads(response.headers["edge-sources"]) == [
+                {"number": 1, "title": "Calls", "heading": "", "file": str(own), "place": 3, "unit": "line"}
+            ]
+        assert "edge-sources" not in client.post("/v1/chat/completions", json={**body, "edge": {}}).headers
+        assert hub_of(client).pool.names()
+        listed = [each["id"] for each in client.get("/v1/models").json()["data"]]
+        assert listed == [MODEL, "bert"]
+
+
+@pytest.mark.usefixtures("own")
+def test_refusals_name_the_wrong_field() -> None:
+    with served(documents=["own"]) as client:
+        asked = {"edge": {"documents": "own"}, "max_tokens": 4}
+        for path, body, status, message in (
+            ("/v1/chat/completions", {"messages": QUESTION, "edge": {"documents": "other"}}, 404,
+             "there is no index 'other' here (own)"),
+            ("/v1/completions", {"prompt": "x", **asked}, 400, "edge.documents needs a chat"),
+            ("/v1/chat/completions", {"messages": [{"role": "system", "content": "x"}], **asked}, 400,
+             "edge.documents needs a question"),
+            ("/v1/chat/completions", {"messages": QUESTION, "edge": {"documents": 3}}, 400, "edge.documents"),
+            ("/v1/chat/completions", {"messages": QUESTION, "documents": ["x"]}, 400, "an index in edge.documents"),
+        ):  # fmt: skip
+            response = client.post(path, json=body)
+            assert (response.status_code, message in error_of(response)["message"]) == (status, True), response.text
+    with served() as client:
+        response = client.post("/v1/chat/completions", json={"messages": QUESTION, **asked})
+        assert "edge serve --documents NAME offers one" in error_of(response)["message"]
+    with pytest.raises(InputError, match="there is no index 'none'"), served(documents=["none"]):
+        pass

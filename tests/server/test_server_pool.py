@@ -1,4 +1,4 @@
-"""Several models in one budget, their queue, and what their endpoints say."""
+"""Several models in one budget, their queue, what their endpoints say, and the memory of requests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import HELLO, MODEL, OTHER, chat, error_of, hub_of, served
+from serving import HELLO, MODEL, OTHER, chat, client_of, error_of, hub_of, served
 from starlette.testclient import TestClient
 
-from edge.devices.memory import MemoryLimit, memory_use
-from edge.errors import BudgetError, InputError
-from edge.plan.plan import PlanBytes
+from edge.errors import BudgetError
 from edge.run.loaded import Loaded
 from edge.run.request import Request
 from edge.server.events import Flow, Piece
@@ -21,11 +19,9 @@ from edge.server.ledger import Claim, Ledger
 from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
+CHATS = "/v1/chat/completions"
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served(MODEL, OTHER) as client:
-        yield client
+client = client_of(MODEL, OTHER)
 
 
 def test_models_are_found_by_their_names(client: TestClient) -> None:
@@ -67,14 +63,9 @@ def test_model_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             raise BudgetError("needs 2 GiB, the memory budget is 1 GiB")
 
         monkeypatch.setattr(type(hub_of(client).pool), "_open", refuse)
-        response = client.post("/v1/chat/completions", json={"messages": HELLO})
+        response = client.post(CHATS, json={"messages": HELLO})
         assert response.status_code == 422
         assert error_of(response)["code"] == "budget_exceeded"
-
-
-def test_two_models_of_one_name_are_refused() -> None:
-    with pytest.raises(InputError, match="same name"), served(MODEL, MODEL):
-        pass
 
 
 def test_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +84,7 @@ def test_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
         body = {"messages": HELLO, "max_tokens": 2}
 
         def ask() -> None:
-            results.append(client.post("/v1/chat/completions", json=body).status_code)
+            results.append(client.post(CHATS, json=body).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         threads[0].start()
@@ -102,7 +93,7 @@ def test_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.start()
         while worker.queued < 2:
             assert threads[1].is_alive()
-        response = client.post("/v1/chat/completions", json=body)
+        response = client.post(CHATS, json=body)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert error_of(response)["type"] == "rate_limit_error"
@@ -117,7 +108,7 @@ def test_draining_server_takes_no_more_requests(client: TestClient) -> None:
     hub.draining = True
     try:
         assert client.get("/health").status_code == 503
-        assert client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 503
+        assert client.post(CHATS, json={"messages": HELLO}).status_code == 503
     finally:
         hub.draining = False
 
@@ -175,48 +166,6 @@ def test_models_have_joules_of_their_own(counted: TestClient) -> None:
     assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
 
 
-def test_ledger_admits_fitting_claims() -> None:
-    ledger = Ledger(512 << 20, base=100 << 20)
-    assert ledger.reserve == 32 << 20
-    claim, other = Claim(ledger), Claim(ledger)
-    claim.add("bodies", 20 << 20, waits=True)
-    with pytest.raises(RefusedError) as full:
-        other.add("bodies", 5 << 20, waits=True)
-    assert full.value.status == 429
-    assert full.value.retry
-    other.add("grammars", 5 << 20)
-    for waits in (False, True):
-        with pytest.raises(RefusedError) as large:
-            other.add("bodies", 28 << 20, waits=waits)
-        assert large.value.status == 413
-    claim.hold().release()
-    assert ledger.claims.total() == 25 << 20
-    claim.release()
-    other.release()
-    assert ledger.claims.total() == 0
-    ledger.enter("a", PlanBytes(interpreter=100 << 20, weights=50 << 20, kv=10 << 20, scratch=5 << 20), 100 << 20, 0)
-    assert ledger.taken == {"a": 65 << 20}
-    ledger.leave("a")
-    assert ledger.figures()["weights"] == 0
-
-
-@pytest.mark.parametrize(("budget", "free", "share"), [
-    (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (4 << 30, 8 << 30, 256 << 20),
-])  # fmt: skip
-def test_earlier_prompts_have_share_of_memory(
-    budget: int | None, free: int, share: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An eighth of what is free, less what models that are still to come take; of a budget a sixteenth."""
-    granted = MemoryLimit(free + memory_use().rss, "free memory")
-    monkeypatch.setattr("edge.server.models.pool.memory_limit", lambda: granted)
-    with served(options={"memory": budget}) as client:
-        chat(client)
-        pool = hub_of(client).pool
-        found = client.get("/props").json()["edge"]["plan"]["bytes"]["prompts"]
-        assert found == pool.ledger.figures()["prompts"]
-        assert found == share if budget or free < 1 << 30 else share * 0.9 < found <= share
-
-
 def test_client_that_does_not_read_is_given_up() -> None:
     async def read() -> None:
         flow = Flow(Claim(Ledger(None)))
@@ -228,3 +177,46 @@ def test_client_that_does_not_read_is_given_up() -> None:
         flow.close()
 
     asyncio.run(read())
+
+
+# Memory of requests
+
+
+def form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tool(number: int) -> dict[str, Any]:
+    properties = {f"argument_{n}": {"type": "string"} for n in range(4)}
+    return {"type": "function", "function": {"name": f"tool_{number}", "parameters": {"properties": properties}}}
+
+
+def test_oversized_requests_are_refused() -> None:
+    with served() as client:
+        ledger = hub_of(client).pool.ledger
+        ledger.budget = 256 << 20
+        for path, body in (
+            (CHATS, {"messages": [{"role": "user", "content": "word " * 400_000}]}),
+            (CHATS, {"messages": HELLO, "max_tokens": 400, "n": 16, "logprobs": True, "top_logprobs": 20}),
+            (CHATS, {"messages": HELLO, **form({"enum": [f"a{n}" for n in range(60_000)]})}),
+            (CHATS, {"messages": HELLO, **form({"properties": {f"a{n}": {"type": "string"} for n in range(2000)}})}),
+            (CHATS, {"messages": HELLO, "tools": [tool(n) for n in range(300)], "tool_choice": "required"}),
+            (CHATS, {"messages": HELLO, "x": [[]] * 120_000}),
+            ("/tokenize", {"content": "a b " * 250_000, "with_pieces": True}),
+        ):
+            response = client.post(path, json=body)
+            assert response.status_code == 413
+            assert "bytes of memory" in error_of(response)["message"]
+            assert ledger.claims.total() == 0
+
+
+def test_claims_last_as_long_as_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, put = list[dict[str, int]](), Flow.put
+    body = {"messages": [{"role": "user", "content": "x" * 10_000}], "max_tokens": 20, "ignore_eos": True}
+    with served() as client:
+        ledger = hub_of(client).pool.ledger
+        monkeypatch.setattr(Flow, "put", lambda self, event: (seen.append(dict(ledger.claims)), put(self, event))[1])
+        assert client.post(CHATS, json={**body, "stream": True}).status_code == 200
+        assert len(seen) > 20
+        assert all(each["bodies"] > 100_000 and each["answers"] for each in seen)
+        assert ledger.claims.total() == 0

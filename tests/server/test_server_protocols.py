@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from serving import HELLO, MODEL, chat, hub_of, served
+from serving import HELLO, MODEL, OTHER, PLACE, PLAIN, chat, client_of, hub_of, served
 from starlette.testclient import TestClient
+from thinking_models import SPECIALS, write_script
 
 from edge.errors import EngineError
 from edge.types import IntArray
 
-PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
-         "additionalProperties": False}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with served() as client:
-        yield client
+client = client_of()
 
 
 def sent(client: TestClient, path: str, body: dict[str, Any]) -> Any:
@@ -76,20 +72,6 @@ def test_responses_have_answers_of_chats(client: TestClient) -> None:
     assert response.status_code == 400
 
 
-def test_responses_call_tools(client: TestClient) -> None:
-    tool = {"type": "function", "name": "weather", "parameters": PLACE, "strict": True}
-    body = {"input": "Hello", "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    [item] = sent(client, "/v1/responses", body)["output"]
-    assert (item["type"], item["name"]) == ("function_call", "weather")
-    assert json.loads(item["arguments"])["city"] in ("Rome", "Oslo")
-    events = named_events(client.post("/v1/responses", json={**body, "stream": True}).text)
-    parts = [each["delta"] for name, each in events if name == "response.function_call_arguments.delta"]
-    assert "".join(parts) == item["arguments"]
-    follow = [{"type": "message", "role": "user", "content": "Hello"}, item,
-              {"type": "function_call_output", "call_id": item["call_id"], "output": "12 degrees"}]  # fmt: skip
-    assert sent(client, "/v1/responses", {"input": follow, "max_output_tokens": 4})["output"]
-
-
 LONG = {"type": "object", "properties": {"text": {"type": "string", "minLength": 300}}, "required": ["text"]}
 
 
@@ -123,41 +105,6 @@ def test_forced_calls_that_are_cut_are_no_text(client: TestClient, count: int, b
     assert last["response"]["output"] == done
 
 
-def test_whole_calls_are_calls_where_the_limit_has_no_room_for_more(client: TestClient) -> None:
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": PLACE}}]
-    common = {"messages": HELLO, "tool_choice": "required", "temperature": 0}
-    path, body = "/v1/chat/completions", {**common, "tools": tools}
-    one = sent(client, path, {**body, "max_tokens": 400, "parallel_tool_calls": False})
-    least = one["usage"]["completion_tokens"]
-    for most in (least, least + 1, least + 12):
-        choice = sent(client, path, {**body, "max_tokens": most})["choices"][0]
-        assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls"), most
-        body_of = {"tools": [{"name": "weather", "input_schema": PLACE}], "tool_choice": {"type": "any"}}
-        found = sent(client, "/v1/messages", {**common, **body_of, "max_tokens": most})
-        assert found["stop_reason"] == "tool_use"
-
-
-def test_forced_calls_are_complete_within_their_limit(client: TestClient) -> None:
-    """A text without end is closed; the response says that the limit ended it."""
-    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-    function = {"name": "note", "parameters": schema}
-    tools = [{"type": "function", "function": function}]
-    common = {"messages": HELLO, "max_tokens": 90, "temperature": 1, "seed": 3}
-    choice = sent(client, "/v1/chat/completions", {**common, "tools": tools, "tool_choice": "required"})["choices"][0]
-    [call] = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], {*json.loads(call["function"]["arguments"])}) == ("length", {"text"})
-    body = {"tools": [{"name": "note", "input_schema": schema}], "tool_choice": {"type": "any"}}
-    found = sent(client, "/v1/messages", {**common, **body})
-    assert (found["stop_reason"], found["content"][-1]["type"]) == ("max_tokens", "tool_use")
-    body = {"input": "Hello", "tools": [{"type": "function", **function}], "tool_choice": "required"}
-    found = sent(client, "/v1/responses", {**body, "max_output_tokens": 90, "temperature": 1})
-    assert (found["status"], [each["status"] for each in found["output"]]) == ("incomplete", ["completed"])
-    assert {*json.loads(found["output"][0]["arguments"])} == {"text"}
-    body = {"messages": HELLO, "format": schema, "stream": False, "options": {"num_predict": 40, "temperature": 1}}
-    found = sent(client, "/api/chat", body)
-    assert (found["done_reason"], {*json.loads(found["message"]["content"])}) == ("length", {"text"})
-
-
 def test_messages_have_answers_of_chats(client: TestClient) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\n"}, {"type": "text", "text": "Be brief."}]
     content = [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]
@@ -178,22 +125,6 @@ def test_messages_have_answers_of_chats(client: TestClient) -> None:
     response = client.post("/v1/messages", json={**body, "messages": []})
     assert response.status_code == 400
     assert response.json()["type"] == "error"
-
-
-def test_messages_call_tools(client: TestClient) -> None:
-    tools = [{"name": "weather", "input_schema": PLACE}, {"type": "web_search_20250305", "name": "web_search"}]
-    choice = {"type": "any", "disable_parallel_tool_use": True}
-    body = {"max_tokens": 200, "messages": HELLO, "tools": tools, "tool_choice": choice}
-    found = sent(client, "/v1/messages", body)
-    block = found["content"][-1]
-    assert (block["type"], block["name"], found["stop_reason"]) == ("tool_use", "weather", "tool_use")
-    assert block["input"]["city"] in ("Rome", "Oslo")
-    events = named_events(client.post("/v1/messages", json={**body, "stream": True}).text)
-    parts = [each["delta"]["partial_json"] for name, each in events if name == "content_block_delta"]
-    assert json.loads("".join(parts)) == block["input"]
-    result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "12 degrees"}]}
-    turns = [*HELLO, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
-    assert sent(client, "/v1/messages", {**body, "messages": turns, "tool_choice": None, "max_tokens": 4})["content"]
 
 
 def test_ollamas_programs_are_answered(client: TestClient) -> None:
@@ -256,12 +187,81 @@ def test_stream_that_goes_wrong_ends_with_error(path: str, monkeypatch: pytest.M
         assert "the model failed on this request" in (error if isinstance(error, str) else error["message"])
 
 
-def test_endpoints_of_the_description_answer(client: TestClient) -> None:
-    found = client.get("/openapi.json").json()
-    for path, methods in found["paths"].items():
-        for method in methods:
-            response = client.request(method.upper(), path, json={} if method == "post" else None)
-            assert response.status_code in ((415,) if path.startswith("/v1/audio/") else (200, 400)), path
-    schema = found["components"]["schemas"]["ChatBody"]
-    assert schema["required"] == ["messages"]
-    assert schema["properties"]["top_p"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 1}
+# Ollama, as its command and its libraries use it
+
+
+def test_models_are_listed_with_digests_and_capabilities(tmp_path: Path) -> None:
+    write_script(tmp_path / "thinker.gguf", SPECIALS["qwen"], 8, [2])
+    with served(MODEL, OTHER, str(tmp_path / "thinker"), "encoders/bert") as client:
+        listed = client.get("/api/tags").json()["models"]
+        assert [each["name"] for each in listed] == [MODEL, OTHER, "thinker", "bert"]
+        digests = {each["digest"] for each in listed}
+        assert len(digests) == len(listed)
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in digests)
+        capabilities = [client.post("/api/show", json={"name": each["name"]}).json()["capabilities"] for each in listed]
+    assert capabilities == [["completion", "tools"]] * 2 + [["completion", "tools", "thinking"], ["embedding"]]
+
+
+@pytest.mark.parametrize(("path", "stream"), [("/api/generate", None), ("/api/chat", False)])
+def test_empty_requests_load_and_unload_a_model(path: str, stream: bool | None) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        empty = {"messages": []} if path == "/api/chat" else {}
+        response = client.post(path, json={"model": MODEL, "stream": stream, **empty, **fields})
+        assert response.status_code == 200
+        assert response.text.count("\n") == 0
+        found: dict[str, Any] = response.json()
+        assert found["done"]
+        assert ("response" if path == "/api/generate" else "message") in found
+        return found
+
+    with served() as client:
+        assert client.get("/api/ps").json() == {"models": []}
+        assert ask()["done_reason"] == "load"
+        [loaded] = client.get("/api/ps").json()["models"]
+        assert loaded["name"] == MODEL
+        assert loaded["size"] > loaded["size_vram"] == 0
+        assert loaded["context_length"] == 400
+        for keep in (0, "0", "0s"):
+            assert ask(keep_alive=keep)["done_reason"] == "unload"
+            assert not hub_of(client).pool.workers
+            assert ask(keep_alive="1h5.5m")["done_reason"] == "load"
+
+
+def test_embeddings_of_ollama_are_those_of_openai() -> None:
+    with served(options={"kv_policy": "full"}) as client:
+        for path in ("/v1/embeddings", "/api/embed"):
+            assert client.post(path, json={"input": "sea", "dimensions": 7000}).status_code == 400
+        wanted = [
+            each["embedding"] for each in client.post("/v1/embeddings", json={"input": ["a", "sea"]}).json()["data"]
+        ]
+        found = client.post("/api/embed", json={"model": MODEL, "input": ["a", "sea"]}).json()
+        np.testing.assert_array_equal(found["embeddings"], wanted)
+        assert found["prompt_eval_count"] == 4
+        assert client.post("/api/embed", json={"input": []}).json()["embeddings"] == []
+        assert client.post("/api/embeddings", json={"prompt": "sea"}).json() == {"embedding": wanted[1]}
+        assert client.post("/api/embeddings", json={"prompt": ""}).json() == {"embedding": []}
+        long = {"input": "sea " * 200}
+        assert client.post("/api/embed", json=long).json()["prompt_eval_count"] == PLAIN["max_kv_size"]
+        assert client.post("/api/embed", json={**long, "truncate": False}).status_code == 400
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_embedding_evicts_rows_only_where_allowed(evict: bool) -> None:
+    with served(evict=evict) as client:
+        response = client.post("/v1/embeddings", json={"input": "sea " * 200})
+        assert response.status_code == (200 if evict else 400)
+        assert ("context_length_exceeded" in response.text) is not evict
+
+
+@pytest.mark.parametrize(("method", "path", "words"), [
+    ("POST", "/api/copy", "copies no models"), ("DELETE", "/api/delete", "deletes no models"),
+    ("POST", "/api/create", "makes no models"), ("POST", "/api/push", "uploads no models"),
+    ("POST", "/api/pull", "not found"), ("POST", "/api/show", "not found"),
+    ("POST", "/api/blobs/sha256:12", "there is no"), ("GET", "/api/chat", "does not work"),
+])  # fmt: skip
+def test_errors_of_ollama_are_sentences(method: str, path: str, words: str) -> None:
+    with served() as client:
+        response = client.request(method, path, json={"model": "none"})
+        assert 400 <= response.status_code < 500
+        assert words in response.json()["error"]
+        assert client.post("/api/pull", json={"model": f"{MODEL}:latest"}).json() == {"status": "success"}

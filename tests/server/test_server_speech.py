@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from serving import chat, error_of, events_of, hub_of, served
-from speech_models import tone, wav, write_model
+from speech_models import golden_whisper, tone, wav
 from starlette.testclient import TestClient
 
 import edge
@@ -20,10 +20,7 @@ soundfile = pytest.importorskip("soundfile")
 
 PATH = "/v1/audio/transcriptions"
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("whisper"))
+model = golden_whisper()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import HELLO, MODEL, served
+from serving import HELLO, MODEL, PLACE, served
 
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.protocols import responses
@@ -17,8 +17,6 @@ from edge.tools.parser import ArgumentPiece, CallBegin, CallEnd
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
-PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
-         "additionalProperties": False}  # fmt: skip
 FUNCTION = {"name": "weather", "parameters": PLACE}
 CALLED = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required", "max_tokens": 100}
 PLAIN: dict[str, Any] = {"messages": HELLO, "max_tokens": 6}
