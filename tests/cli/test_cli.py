@@ -11,11 +11,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from conftest import GOLDEN
 from fork_server import COMMAND, LABORATORY, forking
@@ -178,9 +176,6 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
     (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
     (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
-    (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
-    (["run", MODEL, "-p", "x", "--kv-policy", "window:sinks=4"], 2, "window has no option 'sinks': it has none"),
-    (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
     (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
     (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
     (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
@@ -209,6 +204,8 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["eval", "perplexity", MODEL, "--text", "nope.txt"], 2, "no such file"),
     (["serve", TINY, "--host", "0.0.0.0"], 2, "--api-key"), (["serve", TINY, "--port", "70000"], 2, "65535"),
     (["serve", TINY, "--adapter", "x"], 2, "--adapter"),
+    (["serve", TINY, TINY], 2, "same name"), (["serve", TINY, "--max-tokens", "0"], 2, "--max-tokens"),
+    (["cache", "clear", "--kind", "things"], 2, "choose "),
 ])  # fmt: skip
 def test_bad_input_gets_one_line_and_exit_code(args: list[str], code: int, says: str) -> None:
     done = edge_here(*args)
@@ -245,19 +242,6 @@ def test_missing_extra_is_named_for_what_needs_it(tmp_path: Path, monkeypatch: p
         assert says in edge_here("run", MODEL, "-p", "x", "--audio", str(path)).stderr
 
 
-def test_fits_refuse_unknown_provider() -> None:
-    pytest.importorskip("onnxruntime")
-    done = edge_here("models", "--fits", "--provider", "nosuch")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--provider 'nosuch' is not available" in done.stderr
-
-
-def test_retry_without_turn_prints_no_note() -> None:
-    said = edge_here("chat", TINY, "--temp", "0", "--backend", "reference", stdin="/retry\n").stderr
-    assert "no turn to take back" in said
-    assert "same answer" not in said
-
-
 @pytest.mark.parametrize(("source", "more", "says"), [
     ("no Jinja in it", (), "the chat template .*plain.txt drops the user's text"),
     ("{{ messages[-1].content }}", ("--think", "on"), "does not think, by the chat template .*plain.txt: leave"),
@@ -267,9 +251,8 @@ def test_stated_template_is_named(source: str, more: tuple[str, ...], says: str,
     assert re.search(says, edge_here("run", MODEL, "-p", "x", "--chat-template", str(path), *more).stderr)
 
 
-@pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])
-def test_ctrl_c_ends_cleanly_with_report(json_flag: list[str]) -> None:
-    command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", *json_flag]
+def test_ctrl_c_ends_cleanly_with_report() -> None:
+    command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos"]
     # A process started in the background may inherit an ignored SIGINT; a terminal's child does not.
     restore = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -277,40 +260,28 @@ def test_ctrl_c_ends_cleanly_with_report(json_flag: list[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", restore, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
-        if json_flag:
-            process = psutil.Process(child.pid)  # nothing is printed before the end: it works by the time it has taken
-            while sum(process.cpu_times()[:2]) < 2:
-                time.sleep(0.1)
-        else:
-            child.stdout.read(20)
+        child.stdout.read(20)
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=240)
-    assert child.returncode == 130
+        _, err = child.communicate(timeout=240)
+    assert (child.returncode, "stopped: interrupted" in err) == (130, True)
     assert "Traceback" not in err
-    if json_flag:
-        assert json.loads(out)["stop_reason"] == "interrupted"
-    else:
-        assert "stopped: interrupted" in err
 
 
-@pytest.mark.parametrize("command", ["run", pytest.param("chat", marks=pytest.mark.exhaustive)])
-def test_sigterm_ends_answer_as_budget_does(command: str, tmp_path: Path) -> None:
-    arguments = [command, MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
+def test_sigterm_ends_answer_as_budget_does(tmp_path: Path) -> None:
+    arguments = ["run", MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "edge", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
-        child.stdin.write("Count from one to one thousand in Chinese, 一二三.\n/report\n".encode())
-        child.stdin.flush()
-        if command == "run":
-            child.stdin.close()
+        child.stdin.write("Count from one to one thousand in Chinese, 一二三.".encode())
+        child.stdin.close()
         shown = child.stdout.read(20)
         child.send_signal(signal.SIGTERM)
         rest, err = child.stdout.read(), child.stderr.read() if child.stderr else b""
         assert child.wait(timeout=240) == 143
     assert b"Traceback" not in err
     assert (shown + rest).decode()  # whole characters
-    assert (b"stopped: terminated" in err) == (command == "run")  # chat reports when asked
+    assert b"stopped: terminated" in err
     assert any(tmp_path.rglob("*")), "the prompt is in the cache"
 
 
@@ -410,16 +381,6 @@ def test_run_keeps_first_rows_that_keep_names() -> None:
     done = edge_here(*flags, "--max-kv-size", "64", "--keep", "60")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"--keep 60 needs at least \d+ KV rows: raise --max-kv-size 64 or lower --keep", done.stderr)
-
-
-def test_plan_counts_without_loading() -> None:
-    plan = edge_json("plan", MODEL, "--memory", "256MiB", "--max-kv-size", "512", "--json")
-    assert plan["config"]["capacity"] == 512
-    assert plan["predicted_peak"] <= plan["limit"] == 256 << 20
-    assert plan["bytes"]["kv"] == 512 * 23_040
-    text = edge("plan", MODEL, "--memory", "256MiB").stdout
-    for word in ("interpreter", "weights", "KV cache", "scratch", "predicted peak", "limit"):
-        assert word in text
 
 
 def test_bench_writes_each_format() -> None:

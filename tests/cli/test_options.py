@@ -1,29 +1,44 @@
-"""Options are defined once: each reaches the flags, the variables of the environment, the keywords and the docs."""
+"""Options are defined once: each reaches the flags, the variables of the environment, the keywords and the docs. What
+commands say of themselves, and arguments of `edge run` that are read without typer, which is the oracle."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import os
 import re
-from dataclasses import dataclass, fields, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer.main
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import edge
+import edge.cli.answering
+import edge.cli.run
 from edge.cli import options as o
+from edge.cli.application import application
 from edge.cli.commands import app
-from edge.cli.terminal.help import options_of
-from edge.errors import InputError
-from edge.flags import GROUPS, flags_of, option
+from edge.cli.groups import AnswerOptions, Output, PromptOptions
+from edge.cli.plain import read_plainly, run_plainly
+from edge.cli.terminal.help import environment_page, options_of
+from edge.errors import EdgeError, InputError
+from edge.flags import GROUPS, flags_of
 from edge.lab.prediction.forecast import forecast
 from edge.options import Options
 from edge.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 COMMAND: Any = typer.main.get_command(app)
-FLAGS = {(path, name): param for path, param in options_of(COMMAND) for name in param.opts}
+OPTIONS = list(options_of(COMMAND))
+FLAGS = {(path, name): param for path, param in OPTIONS for name in param.opts}
 DEFINED = {**flags_of(Options), **flags_of(SamplingParams), **flags_of(o.AnswerOptions)}
 OF_PYTHON = {"expected_tokens", "expected_prompt", "logits_rows", "loras"}  # which only programs know
 
@@ -54,46 +69,6 @@ def test_option_is_keyword_with_its_documentation(function: Any, name: str) -> N
     assert f"{name}: {defined.help}" in " ".join(function.__doc__.split())
 
 
-def test_options_mean_the_same_in_every_command() -> None:
-    for (path, name), param in FLAGS.items():
-        twins = [each for each in DEFINED.values() if name in each.names and each.variable == param.envvar is not None]
-        for defined in twins:
-            assert param.help == defined.help, (path, name)
-
-
-@dataclass(frozen=True)
-class Paint:
-    """A group with one more option than `Options` had when this was written."""
-
-    colour: str = option("red", "--colour", group="Engine", help="Of the front door.")
-    coats: int | None = option(None, "-c", "--coats", group="Engine", typed=str, parse=int, help="Of paint.")
-
-    @classmethod
-    def parse(cls, **values: Any) -> Paint:
-        return cls(**{name: int(value) if name == "coats" and value else value for name, value in values.items()})
-
-
-def test_new_field_is_flag_with_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def paint(house: str, paint: Annotated[Paint, o.without(colour="blue")], *, json: o.Json = False) -> None:
-        made.append((house, paint, json))
-
-    house = typer.Typer()
-    house.command()(o.command(paint))
-    command: Any = typer.main.get_command(house)
-    command.main(["mine", "-c", "2", "--json"], standalone_mode=False)
-    monkeypatch.setenv("EDGE_COLOUR", "green")
-    command.main(["mine"], standalone_mode=False)
-    assert made == [("mine", Paint("blue", 2), True), ("mine", Paint("green", None), False)]
-
-
-def test_command_may_have_some_of_group() -> None:
-    assert list(o.only("threads", "memory").parameters(Options)) == ["memory", "threads"]
-    assert "keep" not in o.without("keep").parameters(Options)
-    assert o.only("kv_policy", kv_policy="full").parameters(Options)["kv_policy"].default == "full"
-
-
 def test_options_are_parsed_once() -> None:
     options = Options.parse(memory="256MiB", time="1.5m", energy="0.5Wh", power="800mW", max_temp="7C", kv_memory="1kB")
     assert (options.memory, options.time, options.energy) == (256 << 20, 90.0, 1800.0)
@@ -110,3 +85,178 @@ def test_options_are_parsed_once() -> None:
     for wrong in (3, "256MiB", {"memory": 1}):
         with pytest.raises(InputError, match=r"options must be edge\.Options, not "):
             Options.of(wrong)  # type: ignore[arg-type]
+
+
+# What the commands say of themselves
+
+
+def edge_help(*topic: str, capsys: pytest.CaptureFixture[str]) -> str:
+    COMMAND.main([*topic], prog_name="edge", standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_variable_means_same_in_every_command() -> None:
+    meanings = defaultdict(set)
+    for _, option in OPTIONS:
+        if option.envvar:
+            meanings[option.envvar].add((tuple(option.opts), _type(option), option.help, option.multiple))
+    assert {"EDGE_MEMORY", "EDGE_KV_POLICY", "EDGE_JSON", "EDGE_VERBOSE"} <= set(meanings)
+    for name, found in meanings.items():
+        assert len(found) == 1, name
+        ((flags, *_),) = found
+        assert f"--{name.removeprefix('EDGE_').lower().replace('_', '-')}" in flags
+
+
+def test_variable_of_one_command_does_not_reach_another() -> None:
+    """One that shares its name, and not its meaning, has none."""
+    twins = {(path, option.opts[-1]) for path, option in OPTIONS if option.envvar}
+    assert ("edge run", "--energy") in twins
+    for other in (("edge bench", "--energy"), ("edge tune", "--time"), ("edge convert", "--force"),
+                  ("edge eval kv", "--kv-memory"), ("edge profile of", "--backend")):  # fmt: skip
+        assert other not in twins
+
+
+def test_page_of_variables_is_whole_and_documented() -> None:
+    page = environment_page(COMMAND)
+    assert page in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    ours = [path for folder in ("edge", "backends", "converters", "devices") for path in (ROOT / folder).rglob("*.py")]
+    read = {name for path in ours for name in re.findall(r"\bEDGE_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
+    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edge" / "apps" / "runtime").rglob("*.h"))
+    assert read - set(re.findall(r"\bEDGE_[A-Z_]+", page + headers)) == set()  # names of C are no variables
+
+
+def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    said = edge_help("run", "--help", capsys=capsys)
+    titles = re.findall(r"^(\w[\w ]*):$", said, re.MULTILINE)
+    assert titles == ["Arguments", "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Output"]
+    assert len(re.findall(r"^ +(?:git diff \| )?edge run \S+ ", said, re.MULTILINE)) == 4
+    assert "EDGE_" not in said
+    assert edge_help("help", "run", capsys=capsys) == said
+    assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)
+    assert "perplexity" in edge_help("help", "eval", capsys=capsys)
+    assert "\n    edge pull qwen3:0.6b\n" in edge_help("pull", "--help", capsys=capsys)
+
+
+def test_options_that_messages_name_exist() -> None:
+    known = {name for _, option in OPTIONS for name in option.opts} | {"--help", "--no-deps", "--local-dir"}
+    named = set()
+    for folder in ("edge", "backends", "converters", "devices"):
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            for text in _messages(ast.parse(source)) if "--" in source else ():
+                named |= {(option, path.name) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)}
+    assert len(named) > 40
+    assert {each for each in named if each[0] not in known} == set()
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """Texts of errors, and of what is noted or printed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.search(r"Error$|^(note|print|warning)$", _called(node)):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+
+
+def _type(option: Any) -> str:
+    """The type of an option, as this version of typer keeps it."""
+    described = getattr(option, "type_descriptor", None)
+    return str(option.type if described is None else described.annotation)
+
+
+# Arguments that are read without typer
+
+
+NAMES = [
+    name
+    for group in (PromptOptions, AnswerOptions, Options, SamplingParams, Output)
+    for flag in flags_of(group).values()
+    for name in flag.names
+]
+VALUES = [
+    "", "-", "--", "-5", "5", "007", "0.7", ".5", "5.", ".", "1e3", "1_000", "²", "9" * 15, "9" * 16, "true", "256MiB",
+    "20s", "off", "auto", "a.gguf", "a=b", "=", " ", "[", "2,3", "~", "*", "é",
+]  # fmt: skip
+words = st.one_of(
+    st.sampled_from(NAMES),
+    st.sampled_from(VALUES),
+    st.builds("{}={}".format, st.sampled_from(NAMES), st.sampled_from(VALUES)),
+    st.sampled_from(["-n1", "-qv", "--no-json", "--no-raw", "-h", "--help", "--kv", "--sequences", "--nothing"]),
+)
+pairs = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=3)
+
+
+TYPER: Any = typer.main.get_command(application(["run"]))
+
+
+@contextmanager
+def without_variables() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("EDGE_")]:
+            patch.delenv(name)
+        yield patch
+
+
+def heard(work: Callable[[list[str]], object], arguments: list[str]) -> Any:
+    """What the work of the command was called with, or the error."""
+    seen: list[Any] = []
+    with without_variables() as patch:
+        for home in (edge.cli.answering, edge.cli.run):
+            patch.setattr(home, "answer_prompt", lambda *values: seen.append(values))
+        try:
+            work(arguments)
+        except EdgeError as error:
+            return str(error)
+    return seen
+
+
+def by_us(arguments: list[str]) -> None:
+    run_plainly(read_plainly(arguments))
+
+
+def by_typer(arguments: list[str]) -> None:
+    TYPER(["run", *arguments], standalone_mode=False)
+
+
+def is_plain(arguments: list[str]) -> bool:
+    with without_variables():
+        return read_plainly(arguments) is not None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there typer reads all arguments")
+@given(st.lists(words, max_size=5), pairs, st.lists(words, max_size=2))
+@settings(max_examples=examples(60), deadline=None)
+def test_plain_arguments_are_read_as_typer_reads_them(
+    before: list[str], pairs: list[tuple[str, str]], rest: list[str]
+) -> None:
+    stated = [word for pair in pairs for word in pair]
+    for arguments in (["model", *before], [*stated, "model", *rest], ["model", *stated]):
+        if is_plain(arguments):
+            assert heard(by_us, arguments) == heard(by_typer, arguments), arguments
+
+
+COMMON: list[list[str]] = [
+    ["smollm2-135m", "Why is the sky blue?", "--memory", "256MiB"],
+    ["m", "-p", "Describe this change.", "-n", "100", "-q"],
+    ["m", "-f", "letter.txt", "--energy=30J", "--time", "1m", "--json"],
+    ["m", "Hi", "--temp", "0.7", "--top-k", "5", "--stop", "a", "--stop", "b", "--json-schema", "person.json"],
+    ["m", "Hi", "--prompt-cache", "cache", "--threads", "2", "-v", "--raw"],
+]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there typer reads all arguments")
+@pytest.mark.parametrize("arguments", COMMON)
+def test_common_arguments_are_plain(arguments: list[str]) -> None:
+    assert is_plain(arguments)
+    found = heard(by_us, arguments)
+    assert found == heard(by_typer, arguments)
+    assert len(found) == 1
+
+
+def test_variable_of_environment_leaves_all_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_MEMORY", "256MiB")
+    assert read_plainly(["m", "Hi"]) is None

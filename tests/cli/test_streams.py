@@ -1,28 +1,31 @@
 """stdin, stdout and stderr that are closed, full, left by their reader, or in another encoding; arguments that are no
-text; interrupts before there is anything to interrupt."""
+text; Ctrl-C and SIGTERM before there is anything to interrupt, and in functions that C code calls, where Python would
+lose them."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import warnings
-from importlib.util import find_spec
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import load_engine
+from conftest import load_engine, open_golden
 from fork_server import COMMAND, forking
 from surroundings import SILENT_S
 
-from edge.cli.terminal.prompts import read_prompt
+from edge.backends.interrupts import interrupts_wait
+from edge.backends.llamacpp.library import is_installed, library
+from edge.cli.terminal import signals
 from edge.cli.terminal.show import ProgressLine
-from edge.converters.onnx.writer import write_onnx
-from edge.devices.output import write_whole
-from edge.errors import InputError
+from edge.cli.terminal.signals import Terminated
 from edge.model.model import open_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf"
@@ -80,18 +83,6 @@ def test_broken_pipe_sets_exit_code_alone() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_nonblocking_pipe_gets_everything() -> None:
-    code = (
-        "import os, sys; os.set_blocking(1, False); from edge.cli.terminal.streams import open_streams; open_streams()"
-    )
-    command = [sys.executable, "-c", f"{code}; print('x' * (1 << 20))"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout
-        first, rest = child.stdout.read(1), child.stdout.read()
-        assert child.wait(timeout=240) == 0
-    assert first + rest == b"x" * (1 << 20) + b"\n"
-
-
 def test_characters_that_cannot_be_shown_are_replaced(answer: bytes) -> None:
     assert "�" in answer.decode()  # a random model's
     done = shell(f"start {RUN} -p x", PYTHONIOENCODING="ascii")
@@ -123,36 +114,6 @@ def test_undecodable_bytes_are_replaced(tmp_path: Path) -> None:
     assert "no such model file: �.gguf" in one_line(shell("edge run -p x $'\\xff.gguf'"))
 
 
-def test_file_names_never_break_an_error_line() -> None:
-    done = shell("edge inspect $'a\\nb\\e[31m.gguf' --json")
-    assert "a�b�[31m.gguf" in one_line(done)
-    assert "a�b�[31m.gguf" in json.loads(done.stdout)["error"]["message"]
-
-
-@pytest.mark.skipif(find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="needs the extra onnx")
-def test_names_that_are_no_text_are_read_or_refused(tmp_path: Path) -> None:
-    report = tmp_path / "\udcff.md"
-    write_whole(report, f"of {report.name}")
-    assert report.read_text(encoding="utf-8") == "of ?.md"
-    model = open_model(GOLDEN)
-    write_onnx(model.file, model.spec, tmp_path / "model")
-    with pytest.raises(InputError, match="rename"):
-        write_onnx(model.file, model.spec, tmp_path / "\udcff")
-    os.rename(tmp_path / "model", tmp_path / "\udcff")
-    moved = open_model(tmp_path / "\udcff")
-    with pytest.raises(InputError, match="rename"):
-        load_engine(moved, "onnx", "f32")
-
-
-def test_prompt_that_is_never_read_holds_no_file(tmp_path: Path) -> None:
-    (text := tmp_path / "text.txt").write_text("Some text.")
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        read_prompt(["Why?"], text)  # a run that is refused
-        assert found == []
-    assert "".join(read_prompt(["Why?"], text)) == "Some text.\n\nWhy?"
-
-
 def test_closed_stdin_is_empty_one() -> None:
     assert "no prompt" in one_line(shell(f"start {RUN} <&-"))
     assert shell(f"start chat {GOLDEN} --backend reference <&-").returncode == 0
@@ -172,10 +133,7 @@ def test_interrupt_of_start_is_quiet(module: str, prompt: list[str], number: sig
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
 
 
-@pytest.mark.parametrize("left", [
-    "", pytest.param("; del session", marks=pytest.mark.exhaustive),
-    "; threading.Thread(target=list, args=[stream], daemon=True).start()",
-])  # fmt: skip
+@pytest.mark.parametrize("left", ["", "; threading.Thread(target=list, args=[stream], daemon=True).start()"])
 def test_open_stream_closes_quietly_at_exit(left: str) -> None:
     code = f"""
 import threading, edge
@@ -195,3 +153,107 @@ def test_long_steps_leave_lines_in_logs(monkeypatch: pytest.MonkeyPatch, capsys:
     for now[0] in range(0, 60, 10):
         update(now[0], 60)
     assert capsys.readouterr().err == "planning models: 33%\nplanning models: 67%\n"
+
+
+# Interrupts
+
+
+BOTH = pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of the command; what was there before comes back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(signals, "_received", [])
+    signals.leave_at_once()
+    signals.raise_interrupts()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@BOTH
+def test_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseException]) -> None:
+    calls = []
+
+    def called() -> int:
+        signal.raise_signal(number)
+        calls.append(list(arrived))
+        return 7
+
+    with pytest.raises(error), interrupts_wait() as arrived:
+        assert ctypes.CFUNCTYPE(ctypes.c_int)(called)() == 7
+    assert calls == [[number]]
+    with pytest.raises(error):  # the handlers are back
+        signal.raise_signal(number)
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")
+@pytest.mark.usefixtures("handlers")
+@BOTH
+def test_interrupt_ends_loading_of_llamacpp(
+    number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It arrives when llama.cpp calls back, before the first line of our function."""
+    make, sent = library().llama_progress_callback, list[int]()
+
+    def sending(function: Any) -> Any:
+        def receive(*arguments: Any) -> Any:
+            if not sent:
+                sent.append(number)
+                signal.raise_signal(number)
+            return function(*arguments)
+
+        return make(receive)
+
+    monkeypatch.setattr(library(), "llama_progress_callback", sending)
+    with pytest.raises(error):
+        load_engine(open_golden("llama-gqa-tied").model, "llamacpp", "f32")
+
+
+LOST = """
+import signal, sys
+import edge.cli.application
+from edge.cli import main
+
+def command(**_):
+    try:
+        signal.raise_signal(signal.{number})
+    except KeyboardInterrupt:
+        pass  # as NumPy's isinstance() does
+    raise {error}
+
+edge.cli.application.application = lambda _: command
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "error"), [
+    ("SIGINT", 130, "TypeError('no file')"), ("SIGTERM", 143, "OSError(5, 'no reading')"),
+    ("SIGINT", 130, "KeyError('x')"),
+])  # fmt: skip
+def test_replaced_interrupt_still_interrupts_command(number: str, code: int, error: str) -> None:
+    """C code may drop the handler's exception and fail with one of its own."""
+    script = LOST.format(number=number, error=error)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_quantization_keeps_the_old_file(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Sent while it writes: no part of a file, no process, no traceback."""
+    target = tmp_path / "out.gguf"
+    target.write_bytes(b"GGUF before")
+    command = [sys.executable, "-m", "edge", "quantize", "smollm2-135m", str(target), "q4_0", "--force", "--quiet"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        while child.poll() is None and len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.005)
+        child.send_signal(number)
+        out, error = child.communicate(timeout=120)
+    assert (child.returncode, out, error) == (code, b"", b"")
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_bytes() == b"GGUF before"

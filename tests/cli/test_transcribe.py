@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from fork_server import COMMAND, forking
-from speech_models import tone, wav, write_model
+from speech_models import golden_whisper, tone, wav
 from test_cli import edge_here as edge
 
-from edge import load as edge_loaded
 from edge.media.wav import read_header
 
 SOME = ("-l", "de", "--backend", "reference", "-q")
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("whisper"))
+model = golden_whisper()
 
 
 @pytest.fixture
@@ -80,27 +75,6 @@ def test_file_that_is_no_sound_is_refused_before_the_model(tmp_path: Path) -> No
     (wrong := tmp_path / "not.txt").write_text("no sound")
     done = edge("transcribe", str(wrong), "-m", str(tmp_path / "nothing.gguf"))
     assert (done.returncode, "not.txt is no sound that can be read" in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.exhaustive
-def test_resumed_transcript_is_whole(model: Path, sound: Path, tmp_path: Path) -> None:
-    kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "json", "-o", str(tmp_path))
-    assert edge(*kept).returncode == 0
-    whole = (tmp_path / "talk.json").read_text()
-    (tmp_path / "talk.json").unlink()
-    edge(*kept, "--time", "1ms")
-    part = tmp_path / "talk.json.part"
-    [head] = part.read_text().splitlines()
-    with edge_loaded(model, backend="reference") as session:
-        heard = session.transcribe(sound, language="de", keep_text=False)
-        lines = [
-            json.dumps({"place": asdict(heard.place), "segments": list(map(asdict, each))}) for each in heard.windows()
-        ]
-    part.write_text("\n".join([head, *lines[:2], lines[2][:30]]))  # it was killed while it wrote the third
-    other = edge(*kept, "--translate")
-    assert (other.returncode, other.stderr.count("\n"), "--force begins anew" in other.stderr) == (2, 1, True)
-    assert edge(*kept).returncode == 0
-    assert (tmp_path / "talk.json").read_text() == whole
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from serving_process import serving
-from speech_models import tone, wav, write_model
 
 import edge
 from edge.likelihood import negative_log_likelihoods
@@ -43,23 +41,17 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> str:
-    """The answer to QUESTION in 16 tokens."""
-    return answers()[0]
-
-
-@pytest.fixture(scope="module")
-def completed() -> str:
-    """How "One, two," goes on, in 4 tokens."""
-    return answers()[1]
-
-
-@cache
 def answers() -> tuple[str, str]:
+    """The answer to QUESTION in 16 tokens, and how "One, two," goes on, in 4."""
     greedy = SamplingParams(temperature=0)
     with edge.load(MODEL, max_kv_size=1024) as session:  # its budget would be that of the whole test process
         answer = session.generate(QUESTION, max_tokens=16, sampling=greedy)
         return answer, session.generate("One, two,", max_tokens=4, sampling=greedy, raw=True)
+
+
+@pytest.fixture(scope="module")
+def expected(answers: tuple[str, str]) -> str:
+    return answers[0]
 
 
 def run(*command: str | Path, **environment: str) -> str:
@@ -119,8 +111,9 @@ def write_picture(path: Path) -> Path:
 
 @installed
 def test_package_of_openai_gets_the_answers_of_the_engine(
-    official: Callable[[str], Any], expected: str, completed: str
+    official: Callable[[str], Any], answers: tuple[str, str]
 ) -> None:
+    expected, completed = answers
     found = official("openai_chat")
     assert (found["whole"], found["streamed"]) == (expected, expected)
     assert found["finish"] == found["finish_streamed"] == "length"
@@ -136,25 +129,6 @@ def test_package_of_openai_gets_the_answers_of_the_engine(
     assert "".join(each[0] for each in found["said"]) == "".join(tokens) == completed
     assert offsets == [len("".join(tokens[:count])) for count in range(4)]
     assert all(chance < 0 for chance in chances)
-
-
-@pytest.mark.exhaustive
-@installed
-def test_package_of_openai_gets_transcripts(tmp_path: Path) -> None:
-    model, sound = write_model(tmp_path), tmp_path / "talk.wav"
-    sound.write_bytes(wav(tone()))
-    with edge.load(model, backend="reference") as session:
-        heard = [each.text for each in session.transcribe(sound)]
-    with serving(str(model), "--backend", "reference") as address:
-        found = program("openai_speech.py", f"{address}/v1", "ears", sound)
-    assert found["text"] == found["pieces"].strip() == found["done"][0].strip() == "".join(heard).strip()
-    assert found["plain"].strip() == found["text"]
-    assert found["captions"].count("-->") == len(heard)
-    assert found["segments"]
-    assert found["words"]
-    assert found["translated"]
-    assert found["duration"] == 3.1
-    assert "is not among en, de" in found["error"]
 
 
 @installed
@@ -199,15 +173,11 @@ def test_package_of_ollama_gets_the_answers_of_the_engine(official: Callable[[st
 
 @pytest.mark.exhaustive
 @installed
-@pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
-def test_litellm_and_langchain_get_the_answers_of_the_engine(url: str, expected: str, name: str) -> None:
-    assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}
-
-
-@pytest.mark.exhaustive
-@installed
-def test_pydantic_ai_gets_the_answer_of_the_engine(url: str, expected: str) -> None:
-    assert program("pydantic_ai_chat.py", url, MODEL, QUESTION) == {"whole": expected}
+def test_frameworks_get_the_answers_of_the_engine(url: str, expected: str) -> None:
+    found = program("frameworks.py", url, MODEL, QUESTION)
+    assert set(found["texts"].values()) == {expected}
+    assert found["painted"][0] in ("red", "green", "blue")
+    assert found["answer"]
 
 
 @pytest.mark.exhaustive
@@ -275,14 +245,6 @@ def test_package_of_openai_calls_tools(official: Callable[[str], Any]) -> None:
     assert name == "paint"
     assert json.loads(arguments)["colour"] in ("red", "green", "blue")
     assert found["after"] is not None
-
-
-@pytest.mark.exhaustive
-@installed
-def test_loop_of_agents_calls_a_tool_and_answers(url: str) -> None:
-    found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
-    assert found["painted"][0] in ("red", "green", "blue")
-    assert found["answer"]
 
 
 @pytest.mark.evaluations

@@ -13,10 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "tiny/model-GGUF"
+VARIABLES = (
+    "HF_TOKEN", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN_PATH",
+    "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "XDG_CACHE_HOME", "HF_ENDPOINT",
+)  # fmt: skip
 _PAGE = 3  # files of a page of a listing
 
 
@@ -73,6 +81,24 @@ def serve(hub: Hub) -> Iterator[Hub]:
             hub.faults.go.set()
             server.shutdown()
             thread.join()
+
+
+def hub_with(files: dict[str, bytes]) -> Any:
+    """A fixture: the only Hub there is, with these files of NAME, and empty caches."""
+
+    @pytest.fixture
+    def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("no_proxy", "*")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "edge"))
+        monkeypatch.setattr("edge.hub.http._FIRST_PAUSE_S", 0.001)
+        with serve(Hub({NAME: dict(files)})) as served:
+            monkeypatch.setenv("HF_ENDPOINT", served.url)
+            yield served
+
+    return hub
 
 
 def sha256(data: bytes) -> str:

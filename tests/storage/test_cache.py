@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,13 +18,10 @@ import pytest
 from test_cli import edge_here as run_edge
 from test_cli import json_here as edge_json
 
-import edge.storage.cache
-import edge.storage.completion
-from edge.devices.memory.paging import measure_paging
 from edge.devices.platform import system_folder
-from edge.errors import CacheError, InputError
-from edge.run import history
-from edge.storage.cache import ENTRY_KINDS, clear, create, entries, find, find_or_make, lock
+from edge.errors import CacheError
+from edge.storage.cache import clear, create, entries, find, lock
+from edge.storage.lock import file_lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -70,22 +67,6 @@ def flip_a_byte(path: Path) -> None:
         file.write(bytes([first ^ 1]))
 
 
-@pytest.fixture
-def no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From here on, whoever reads a whole file fails."""
-
-    def refuse(path: Path) -> int:
-        raise AssertionError(f"{path} was read")
-
-    monkeypatch.setattr(edge.storage.completion, "_checksum", refuse)
-    return
-
-
-def a_run() -> history.Run:
-    setting = history.Setting("cpu", "model", "cpu", "f16", 2)
-    return history.Run(1.0, setting, "label", "full", 64, history.Phase(8, 1.0, 4.0), None)
-
-
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     code = "import os, sys\nfrom edge.storage.cache import create, find, lock\n" + code
     return subprocess.Popen(
@@ -109,28 +90,6 @@ def test_created_entries_are_found(folder: Path) -> None:
         assert len(entries()) == 1
     if sys.platform != "win32":
         assert [each.stat().st_mode & 0o777 for each in (folder, folder / "weights")] == [0o700, 0o700]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
-@pytest.mark.parametrize("first", ["history", "entry", "paging"])
-def test_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parents, too: whoever may rename a folder may put another one in its place."""
-    root = tmp_path / "new" / "cache"
-    monkeypatch.setenv("EDGE_CACHE", str(root))
-    monkeypatch.delenv("EDGE_HISTORY", raising=False)
-    before = os.umask(0)
-    try:
-        if first == "history":
-            history.append(a_run())
-        elif first == "paging":
-            measure_paging(root, 1)
-        else:
-            make()
-    finally:
-        os.umask(before)
-    made = [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]
-    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
-    assert not [path for path in root.rglob("*") if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
@@ -203,19 +162,6 @@ def test_entries_without_a_valid_record_are_ignored(folder: Path) -> None:
         assert files(folder) == []
 
 
-def test_copied_folder_is_read_once_and_then_trusted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    make()
-    copied = folder.with_name("copied")
-    shutil.copytree(folder, copied, copy_function=shutil.copyfile)
-    monkeypatch.setenv("EDGE_CACHE", str(copied))
-    expected = copied / "weights" / f"{KEY}.bin"
-    assert find("weights", KEY, ".bin") == expected
-    request.getfixturevalue("no_reading")
-    assert find("weights", KEY, ".bin") == expected
-
-
 @pytest.mark.parametrize("which", ["file", "record"])
 def test_links_are_not_followed(folder: Path, which: str) -> None:
     path = make()
@@ -227,18 +173,6 @@ def test_links_are_not_followed(folder: Path, which: str) -> None:
     assert find("weights", KEY, ".bin") is None
     assert files(folder) == []
     assert outside.exists()
-
-
-def test_linked_folder_is_left_alone(folder: Path) -> None:
-    make()
-    (folder / "weights").rename(folder.with_name("outside"))
-    (folder / "weights").symlink_to(folder.with_name("outside"))
-    assert find("weights", KEY, ".bin") is None
-    assert entries() == []
-    assert clear() == (0, 0)
-    with pytest.raises(CacheError, match="is a link"):
-        make()
-    assert len(files(folder.with_name("outside"))) == 2
 
 
 @pytest.mark.parametrize(("kind", "key", "suffix"), [
@@ -302,12 +236,6 @@ def test_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [entry.key for entry in entries()] == [OTHER]  # the newest stays
 
 
-def test_bad_limit_is_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_CACHE_LIMIT", "lots")
-    with pytest.raises(InputError, match="EDGE_CACHE_LIMIT"), create("weights", KEY, ".bin"):
-        pytest.fail("the work was begun")
-
-
 def test_clear_removes_one_kind_or_all(folder: Path) -> None:
     make()
     with create("kernels", KEY, ".o") as temporary:
@@ -334,34 +262,6 @@ def test_unwritable_folder_names_the_remedy(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("where", [f"{KEY}.bin", f"{KEY}.bin.ok", f".{KEY}.lock"])
-def test_folder_in_place_of_file_is_named(folder: Path, where: str) -> None:
-    make(OTHER)
-    (folder / "weights" / where).mkdir()
-    written: list[Path] = []
-    with pytest.raises(CacheError) as caught:
-        find_or_make("weights", KEY, ".bin", written.append)
-    assert (
-        str(caught.value) == f"{folder / 'weights' / where} is a folder, where a file of the cache belongs: remove it"
-    )
-    assert written == []
-    assert make(THIRD)  # others are made all the same
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_folder_serves_its_entries(folder: Path) -> None:
-    path = make()
-    (folder / "weights").chmod(0o500)
-    try:
-        assert find("weights", KEY, ".bin") == path
-        with pytest.raises(CacheError, match="set EDGE_CACHE"):
-            make(OTHER)
-        with pytest.raises(CacheError, match="set EDGE_CACHE"):
-            clear()
-    finally:
-        (folder / "weights").chmod(0o700)
-
-
 def test_full_disk_names_the_remedy(folder: Path) -> None:
     with pytest.raises(CacheError, match=r"free \d+ GiB there, or set EDGE_CACHE"):  # noqa: SIM117
         with create("weights", KEY, ".bin", expected=1 << 60):
@@ -369,31 +269,6 @@ def test_full_disk_names_the_remedy(folder: Path) -> None:
     with pytest.raises(CacheError, match=r"free space there \(edge cache clear\)"), create("weights", KEY, ".bin"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert files(folder) == []
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT])
-def test_disk_that_fails_at_end_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(CacheError, match="set EDGE_CACHE"):
-        make()
-    assert files(folder) == []
-
-
-def test_two_at_once_without_lock_both_end_well() -> None:
-    code = """
-for _ in range(25):
-    with create("weights", sys.argv[1], ".bin") as temporary:
-        temporary.write_bytes(bytes(100_000))
-    path = find("weights", sys.argv[1], ".bin")
-    assert path is not None and path.stat().st_size == 100_000
-print("well")
-"""
-    children = [start(code, KEY) for _ in range(2)]
-    assert [child.communicate(timeout=240)[0] for child in children] == ["well\n", "well\n"]
-    assert [entry.bytes for entry in entries()] == [100_000]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
@@ -419,24 +294,6 @@ print("found" if path else "made")
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-@pytest.mark.parametrize(("failure", "raised"), [
-    (OSError(errno.ENOLCK, "no locks"), None),  # a network folder: go on without
-    (OSError(errno.EIO, "broken"), CacheError), (KeyboardInterrupt(), KeyboardInterrupt),  # Ctrl-C while waiting
-])  # fmt: skip
-def test_failed_locks_raise_or_are_skipped(
-    monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException] | None
-) -> None:
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr("fcntl.flock", fail)
-    with contextlib.nullcontext() if raised is None else pytest.raises(raised):  # noqa: SIM117
-        with lock("weights", KEY):
-            make()
-    assert len(entries()) == (raised is None)
-
-
 def test_command_list_and_clear(folder: Path) -> None:
     path = make(about="SmolLM2\x1b[31m\n135M")
     (row,) = edge_json("cache", "list", "--json")["entries"]
@@ -453,18 +310,6 @@ def test_command_list_and_clear(folder: Path) -> None:
     assert edge_json("cache", "clear", "--json") == {"removed": 0, "bytes": 0}
 
 
-def test_bad_input_raises_one_line() -> None:
-    for args, environment, says in (
-        (("clear", "--kind", "things"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
-        (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
-        (("list", "--magic"), {}, "see edge cache list --help"),
-    ):
-        done = run_edge("cache", *args, **environment)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize("stated", [None, "", "/absolute/here"])  # of relative ones, versions of platformdirs differ
 @pytest.mark.parametrize("home", [None, "", "relative", "/home/somebody"])
 def test_systems_folders_match_platformdirs(
@@ -477,3 +322,58 @@ def test_systems_folders_match_platformdirs(
     assert system_folder("cache") == platformdirs.user_cache_dir("edge")
     assert system_folder("data") == platformdirs.user_data_dir("edge")
     assert system_folder("config") == platformdirs.user_config_dir("edge")
+
+
+# Locks between processes
+
+
+@contextlib.contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until a line comes."""
+    code = """
+from pathlib import Path
+from edge.storage.lock import file_lock
+with file_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    with start(code, path) as child:
+        assert child.stdout.readline() == "held\n"
+        try:
+            yield child
+        finally:
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no locks there")
+@pytest.mark.parametrize(("limit", "stopped", "said"), [
+    ("_STOPPED_S", True, "is stopped: let it go on"), ("_LONGEST_S", False, "has kept it"),
+])  # fmt: skip
+def test_holder_that_keeps_the_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, stopped: bool, said: str
+) -> None:
+    monkeypatch.setattr(f"edge.storage.lock.{limit}", 0.2)
+    with holder(tmp_path / "lock") as child:
+        if stopped:
+            child.send_signal(signal.SIGSTOP)
+        with (
+            pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and {said}"),
+            file_lock(tmp_path / "lock"),
+        ):
+            pass
+        assert child.poll() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no locks there")
+@pytest.mark.parametrize("end", ["kill", "release"])
+def test_lock_is_had_once_its_holder_is_gone(tmp_path: Path, end: str) -> None:
+    with holder(tmp_path / "lock") as child:
+        if end == "kill":
+            child.kill()
+        else:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        with file_lock(tmp_path / "lock"):
+            assert (tmp_path / "lock").read_text() == str(os.getpid())
+    assert not (tmp_path / "lock").exists()

@@ -59,12 +59,6 @@ def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return read
 
 
-def test_fingerprint_is_the_files_sha256(model: Path) -> None:
-    told: list[float] = []
-    assert fingerprint(model, told.append).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
-    assert told[-1] == 1.0
-
-
 @pytest.mark.usefixtures("old")
 def test_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
@@ -94,25 +88,6 @@ def test_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: 
     fingerprint(model)
     fingerprint(model)
     assert len(read) == 3
-
-
-@pytest.mark.usefixtures("old")
-@pytest.mark.parametrize("content", [b"", b"0" * 63, b"0" * 65, b"Z" * 64, b"\xff" * 64])
-def test_invalid_hashes_are_ignored(model: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = fingerprint(model).sha256
-    (entry,) = entries("hashes")
-    monkeypatch.setattr("edge.storage.cache.is_whole", lambda path: True)
-    entry.path.write_bytes(content)
-    assert fingerprint(model).sha256 == wanted
-
-
-@pytest.mark.usefixtures("old")
-def test_folder_that_cannot_be_written_only_costs_time(
-    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file" / "cache"))
-    assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
 def test_change_meanwhile_is_error(model: Path) -> None:

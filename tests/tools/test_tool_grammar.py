@@ -16,7 +16,6 @@ from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.tools.formats import find_format
-from edge.tools.use import ToolUse
 
 pytest.importorskip("llguidance")
 
@@ -175,13 +174,3 @@ def test_invalid_tool_choices_are_refused(session: Session, choice: Any) -> None
         session.generate("Hi", tools=TOOLS, beams=2, max_tokens=4)
     with pytest.raises(InputError, match="there are none"):
         session.generate(messages=HI, tool_choice="required")
-
-
-@pytest.mark.parametrize(("template", "schema"), [
-    (GEMMA4, {"enum": 5}), (GEMMA4, {"anyOf": 5}), (QWEN35, {"type": "string", "enum": 5}), (QWEN3, {"allOf": 5}),
-])  # fmt: skip
-def test_malformed_schemas_are_named(template: str, schema: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
-    form = find_format(template)
-    with pytest.raises(InputError, match="malformed"):
-        ToolUse(form, tools, required=True).grammar({})

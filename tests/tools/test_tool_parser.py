@@ -174,31 +174,6 @@ def test_call_that_is_cut_is_never_complete(case: str) -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("case", CASES)
-@given(data=st.data())
-@settings(max_examples=examples(10), deadline=None)
-def test_malformed_calls_are_text_or_cut(case: str, data: st.DataObject) -> None:
-    form, text, _, _ = CASES[case]
-    at = data.draw(st.integers(0, len(text)))
-    change = data.draw(
-        st.sampled_from(["", "<", "{", "}", '"', "'", "\\", "<tool_call>", "x", "\n", ",", "]", "(", "\0"])
-    )
-    text = text[:at] + change + text[at + data.draw(st.integers(0, 3)) :]
-    events = parsed(FORMS[form], [text])
-    assert parsed(FORMS[form], [*text]) == events
-    said, calls, cut = read(events)
-    if not calls and not cut:
-        assert said == text
-
-
-@given(text=st.text(alphabet="<>{}[]()=\"'\\,:|/ \nabtime_call", max_size=60))
-@settings(max_examples=examples(200), deadline=None)
-def test_any_text_is_read(text: str) -> None:
-    for form in FORMATS:
-        said, calls, cut = read(parsed(form, [text]))
-        assert said == text or calls or cut
-
-
 LOOKALIKES = [
     "I would write <tool_call> to call.", "<tool_call>\nnot JSON\n</tool_call>",
     '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', '{"name": "John", "age": 5}', '{"time": 5}',
@@ -224,14 +199,6 @@ def test_arguments_come_as_soon_as_they_are_sure() -> None:
     assert first == ArgumentPiece(0, '{"zone": "C')
     assert parser.feed("E") == [ArgumentPiece(0, "E")]
     assert parser.finish() == [CallCut(0)]
-
-
-@pytest.mark.parametrize("text", ["<tool_call>", '<tool_call>\n{"', '<tool_call>{"name": "ti'])
-def test_mark_of_cut_call_is_no_text(text: str) -> None:
-    """Unless the model itself ended there."""
-    for cut, expected in ((True, []), (False, [TextPiece(text)])):
-        parser = ToolParser(HERMES, KNOWN)
-        assert merged([*parser.feed(text), *parser.finish(cut=cut)]) == expected
 
 
 @pytest.mark.parametrize(("name", "text", "whole"), [

@@ -1,10 +1,11 @@
-"""Tables: nothing is lost when they are narrow, and programs read one line a row."""
+"""Tables and answers on a terminal: nothing is lost when it is narrow, and programs read one line a row."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.cli.terminal.wrap import WordWrap
 from edge.lab.report.document import table
 
 CELLS = st.text("abc d/.", max_size=60).map(lambda text: " ".join(text.split()))
@@ -34,3 +35,30 @@ def test_row_is_line_where_there_is_room(rows: list[list[str]], left: int) -> No
     plain = table(rows[0], rows[1:], left)
     assert read(plain) == rows
     assert plain == table(rows[0], rows[1:], left, len(plain.splitlines()[0]))
+
+
+def wrapped(pieces: list[str], columns: int | None) -> str:
+    written: list[str] = []
+    wrap = WordWrap(lambda: columns, written.append)
+    for piece in pieces:
+        wrap.write(piece)
+    wrap.end()
+    return "".join(written)
+
+
+def test_lines_end_between_words() -> None:
+    pieces = ["The sky ap", "pears blue be", "cause of sc", "attering.\n\n  - in", "dented"]
+    assert wrapped(pieces, 16) == "The sky appears\nblue because of\nscattering.\n\n  - indented"
+    assert wrapped(pieces, None) == "".join(pieces)
+    assert wrapped(["a", " ", "b" * 25], 10) == "a\n" + "b" * 25
+    assert wrapped(["天空是蓝色的"], 6) == "天空是\n蓝色的"
+
+
+@given(st.lists(st.text("ab \n天", max_size=9), max_size=9), st.integers(2, 12))
+def test_wrapping_keeps_all_text_within_the_width(pieces: list[str], columns: int) -> None:
+    shown = wrapped(pieces, columns)
+    assert "".join(shown.split()) == "".join("".join(pieces).split())
+    for line in shown.splitlines():
+        size = sum(2 if each == "天" else 1 for each in line.rstrip())
+        indented = len(line) - len(line.lstrip()) + max(map(len, line.split()), default=0)
+        assert size <= columns or len(line.split()) < 2 or indented >= columns  # a word too long for a line of its own
