@@ -197,8 +197,6 @@ HOSTILE = {
     "a long output": "{{ messages[-1].content }}{% for i in range(200) %}{{ 'y' * 10000 }}{% endfor %}",
     "long outputs of a model that thinks": "{# </think> enable_thinking reasoning_effort #}{{ messages[-1].content }}"
     "{% for i in range(110) %}{{ 'y' * 10000 }}{% endfor %}",
-    "a list in a list": "{% set ns = namespace(a=[]) %}{% for i in range(1000) %}{% set ns.a = [ns.a, ns.a] %}"
-    "{% endfor %}{{ ns.a | tojson }}",
     "a macro that calls itself": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
     "an include of itself": "{% include 'chat' %}",
     "many parentheses": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
@@ -216,14 +214,7 @@ HOSTILE = {
 }
 
 
-SLOW = "a list in a list"  # ends by its time alone
-HOSTILE_CASES = [
-    pytest.param(source, id=name, marks=[pytest.mark.exhaustive] if name == SLOW else [])
-    for name, source in HOSTILE.items()
-]
-
-
-@pytest.mark.parametrize("source", HOSTILE_CASES)
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_templates_are_contained(source: str) -> None:
     before = memory_use().peak
     assert "chat template fails" in failure(source)

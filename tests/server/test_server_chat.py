@@ -41,23 +41,6 @@ def test_chat_has_answer_of_session(client: TestClient) -> None:
     assert text_of(chat(client, temperature=1.0, seed=7)) == drawn
 
 
-def test_stream_has_same_text_in_pieces(client: TestClient) -> None:
-    whole = chat(client)
-    fields = {"messages": HELLO, **SHORT, "stream": True, "stream_options": {"include_usage": True}}
-    response = client.post("/v1/chat/completions", json=fields)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *chunks, usage, done = events_of(response.text)
-    assert done == "[DONE]"
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == 8
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == text_of(whole)
-    assert [each["choices"][0]["finish_reason"] for each in chunks][-1] == "length"
-    assert {each["id"] for each in chunks} == {usage["id"]}
-    without = events_of(client.post("/v1/chat/completions", json={**fields, "stream_options": None}).text)
-    assert all(each == "[DONE]" or each["choices"] for each in without)
-
-
 @pytest.mark.parametrize("policy", ["full", "streaming"])
 def test_answers_without_limit_end_with_their_rows(policy: str) -> None:
     """Or after as many tokens as there are rows, if a policy makes room; the finish reason tells."""
