@@ -1,5 +1,5 @@
-"""The governor's decisions on simulated devices; nothing is run. Its twin in apps, which
-`tests/apps/session/test_runtime_governor.py` compares with it on any readings, holds each decision."""
+"""The governor's decisions on simulated devices; nothing is run. Its twin in apps, whose
+stops, pauses and passes `tests/apps/session/test_runtime_governor.py` compares with its own, holds the details."""
 
 from __future__ import annotations
 

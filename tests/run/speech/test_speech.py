@@ -57,6 +57,19 @@ def test_segments_of_several_windows_are_those_of_transformers(model: Path) -> N
         assert [each for _, segments in again for each in segments] == found[place.count :]
 
 
+def test_silence_and_steady_noise_have_no_voice() -> None:
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 0.01, 10 * RATE).astype(np.float32)
+    assert voices(np.zeros(10 * RATE, np.float32)) == []
+    assert voices(noise) == []
+    click = noise.copy()
+    click[RATE : RATE + 300] = 0.9
+    assert voices(click) == []
+    spoken = noise.copy()
+    spoken[4 * RATE : 5 * RATE] += 0.1 * np.sin(np.arange(RATE))
+    assert voices(spoken) == [(400, 500)]
+
+
 def test_silence_costs_no_window_and_gives_no_text(model: Path) -> None:
     with edge.load(model, backend="reference") as session:
         heard = session.transcribe(np.zeros(5 * RATE, np.float32))
