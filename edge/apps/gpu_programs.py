@@ -55,6 +55,7 @@ NONE = 0xFFFFFFFF  # the number of no buffer
 # Sequences of dispatches, in the order of their numbers. A move copies keys, values or both (ROWS), in the arena of all
 # rows or of rings.
 _MOVED = ("KEYS", "VALUES", "ROWS")
+_TUNING = {"row_splits": 1}  # bundles have one kind of steps
 _PLAIN = ("STEP", "CHUNK", "LAST", "PICKED", "TOP")
 PASSES = (*_PLAIN, *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
 STATE = ("COUNT", "ANGLE", "POSITION", "WANTED", "BANNED", "BANS")  # fields of `State` that hosts write
@@ -209,7 +210,7 @@ def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
     """Bytes of the device's buffers and of the host, without a page's module. Raises as `check_gpu`."""
     check_gpu(system, spec, config)
     rank = padded_rank(config.lora_rank)
-    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank))
+    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank, tuning=_TUNING))
     host = mapped_bytes(spec, config) if system == "web" else _host_bytes(spec)
     return need.weights + need.kv + need.scratch + need.lora + host
 
@@ -219,7 +220,7 @@ def make_programs(
 ) -> GPUPrograms:
     """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if TVM fails."""
     rank = padded_rank(config.lora_rank)  # padded as in adapter files, for the CPU
-    config = replace(config, threads=1, logits_rows=1, observes=False, tuning={}, lora_rank=rank)
+    config = replace(config, threads=1, logits_rows=1, observes=False, tuning=_TUNING, lora_rank=rank)
     designs = [Design.of(model.file, model.spec, config, any_gpu(language)) for language in languages]
     _check_order(designs[0])
     programs = {each.language: program_of(each, progress) for each in designs}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from conftest import (
 from heads_oracle import HeadOracle
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from small_models import Small, write_small
 from test_kv_heads import CHUNK as RUN
 from test_kv_heads import EXACT, all_keys, assert_same_rows, model_of, some_rows, some_tokens
 
@@ -48,6 +50,8 @@ pytest.importorskip("tvm")
 
 CHUNK, ROWS, LAYER = 8, 1024, 1
 USUAL, NVIDIA = Tuning(), Tuning(heads=1, stage=48 << 10)
+SPLIT = {"row_splits": 3, "split_from": 33}
+OFTEN = SPLIT | {"split_from": 16}
 ATOL = {"f32": 2e-5, "f16": 2e-3, "int8": 3e-2, "int4": 5e-2}
 
 
@@ -371,7 +375,7 @@ def test_released_rows_free_device_memory(rows: DeviceRows, device: Device) -> N
 @contextmanager
 def engine_of(name: str, place: str, dtype: str = "f32") -> Iterator[tuple[GPUEngine, Model]]:
     model = model_of(name)
-    with closing(load_engine(model, f"gpu@{place}", dtype, capacity=128, chunk=RUN, observes=True)) as engine:
+    with closing(load_engine(model, f"gpu@{place}", dtype, chunk=RUN, observes=True, tuning=OFTEN)) as engine:
         assert isinstance(engine, GPUEngine)
         yield engine, model
 
@@ -401,6 +405,44 @@ def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, 
                 engine.kv.renumber()
                 oracle.renumber()
             assert_same_rows(engine, oracle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "place", "dtype", "tolerance"),
+    [
+        ("llama", 40, SOME_GPU, "int8", 0.8), exhaustive("llama-gqa-tied", 0, "opencl:0", "f16", 8e-2),
+        # Soft caps, gates, sinks, and rows whose values are a part of keys, which int4 reflects.
+        *(exhaustive(name, 0, SOME_GPU, "f32", EXACT) for name in ("gemma2", "qwen35", "gpt-oss", "deepseek2")),
+        exhaustive("deepseek2", 0, SOME_GPU, "int4", 5),
+    ],
+)  # fmt: skip
+def test_steps_behind_many_rows_split_them(
+    name: str, window: int, place: str, dtype: str, tolerance: float, tmp_path: Path
+) -> None:
+    """From 33 rows on, three workgroups share those of a head, by 16: the last one has one row, then more, and behind
+    48, by 32, none. A burst changes kernels where single steps do."""
+    small = Small(2, 128, heads=2, kv_heads=1, head=64, window=window, architecture=name)
+    model = open_model(write_small(tmp_path / "m.gguf", small) if window else GOLDEN / f"{name}.gguf")
+    tokens, none = some_tokens(52), np.zeros(0, np.int32)
+    expected = load_engine(model, "reference", "f32").forward_all(tokens)
+    with closing(load_engine(model, f"gpu@{place}", dtype, chunk=RUN, tuning=SPLIT)) as engine:
+        assert isinstance(engine, GPUEngine)
+        engine.forward(tokens[:31])
+        for at in range(31, tokens.size):
+            kernels = {each.kernel for each, _ in engine.time_pass(tokens[at : at + 1])}
+            assert ("edge_join" in kernels) == (at >= 33)
+            np.testing.assert_allclose(engine._logits(1)[0], expected[at], rtol=0, atol=tolerance)
+        answers = []
+        for at_once in (1, 8):
+            engine.kv.truncate(0)
+            engine.forward(tokens[:30])
+            runs, answer = list[int](), [int(tokens[30])]
+            while (left := 9 - len(answer)) > 0:
+                answer += (found := engine.run_greedy(answer[-1], min(at_once, left), none).tolist())
+                runs.append(len(found))
+            answers.append(answer)
+        assert runs == ([1] * 8 if model.spec.state_bytes else [3, 5])
+        assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("dtype", [exhaustive("f16"), "int8", exhaustive("int4")])

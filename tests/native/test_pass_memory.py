@@ -36,7 +36,7 @@ MODELS = (
 )  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "int4": {"kv_dtype": "int4"},
+    "int4, split": {"kv_dtype": "int4", "capacity": 1024},
     "int8, small": {"capacity": 33, "chunk": 3, "kv_dtype": "int8"},
     "observed": {"observes": True, "per_head": True, "uneven": True, "logits_rows": 5},
     "sequences": {"sequences": 3, "reads": 64, "capacity": 256},

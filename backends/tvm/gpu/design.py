@@ -167,6 +167,8 @@ class Tuning:
     gemm_rows: int = 32  # rows of a workgroup's tile in a chunk
     attend: int = 128  # threads that attend for one KV head
     heads: int = 0  # query heads for which a workgroup of a step attends; 0: as many as fit its memory
+    row_splits: int = 8  # workgroups that share the rows of such heads in a step behind many; 1: none do
+    split_from: int = 1024  # rows of a head that are many
     stage: int = 0  # bytes of shared memory of a step's product whose activations fit there; 0: it reads them directly
     ahead: int = 0  # loads of 16 bytes that a thread of a step's product issues ahead of tensor cores; 0: it uses none
     mma_rows: int = 0  # rows of a workgroup's tile in a chunk through tensor cores; 0: there are none
@@ -178,10 +180,16 @@ class Tuning:
         """The defaults for an adapter. CPUs run a workgroup's threads serially or as vector lanes: steps take half the
         time if none share a row."""
         if adapter.kind == "cpu":
-            return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16)
+            return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16, row_splits=1)
         if "mma" in adapter.features:
             return cls(rows=2, split=32, workgroup=256, heads=1, stage=48 << 10, ahead=24, mma_rows=128)
         return cls()
+
+    def chosen(self, config: EngineConfig) -> Tuning:
+        """With the values of a record, and without splits where rows are never many."""
+        known = {field.name for field in fields(Tuning)}
+        tuning = replace(self, **{name: value for name, value in config.tuning.items() if name in known})
+        return tuning if config.capacity >= tuning.split_from else replace(tuning, row_splits=1)
 
 
 @dataclass(frozen=True)
@@ -213,9 +221,7 @@ class Design:
         """The design of a model on an adapter. Raises UnsupportedError for models that its kernels cannot run."""
         network = find_network(spec)
         rotation = find_rotation(file, network, halves=network.halves)
-        known = {field.name for field in fields(Tuning)}
-        chosen = {name: value for name, value in config.tuning.items() if name in known}
-        tuning = replace(Tuning.of(adapter), **chosen)
+        tuning = Tuning.of(adapter).chosen(config)
         if "mma" not in adapter.features:
             tuning = replace(tuning, mma_rows=0, stage=0, ahead=0)
         shape, weights = ENGINE.shape_of(spec), make_weights(file, spec, adapter.limits.binding)
@@ -241,6 +247,16 @@ class Design:
         """Whether a layer's rows lie in an arena of rings alone."""
         return self.shape.apart and self.windows[layer] > 0
 
+    @property
+    def long_layers(self) -> frozenset[int]:
+        """Layers in which several workgroups share a head's rows once these are many: all that can have so many."""
+        if self.tuning.row_splits == 1:
+            return frozenset()
+        layers = (layer for layer, most in enumerate(self.windows) if not 0 < most < self.tuning.split_from)
+        return frozenset(
+            layer for layer in layers if any(isinstance(block.core, Attention) for block in self.blocks(layer))
+        )
+
     def row_form(self, core: Attention) -> RowForm:
         """The rows that a core reads."""
         return RowForm.of(core, cross_dtype(self.kv_dtype) if core.across else self.kv_dtype)
@@ -253,7 +269,9 @@ class Design:
 
     def buffers(self, positions: int) -> dict[str, int]:
         """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
-        scratch = scratch_sizes(self.shape, self.tables, self.chunk, self.logits_rows, positions, self.adapters.rank)
+        scratch = scratch_sizes(
+            self.shape, self.tables, self.chunk, self.logits_rows, positions, self.adapters.rank, self.tuning.row_splits
+        )
         return self.weights.buffers | self.adapters.buffers(self.weights) | scratch
 
     def about(self) -> str:
@@ -266,9 +284,10 @@ def normal_values(shape: Shape, kv_dtype: str) -> int:
 
 
 def scratch_sizes(
-    shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0
+    shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0, splits: int = 1
 ) -> dict[str, int]:
-    """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded."""
+    """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded. splits: of rows in a
+    step."""
     mixtures, attention = shape.cores(Experts), shape.cores(Attention)
     latent, scans = [(core.latent, core) for core in attention if core.latent], shape.cores(SelectiveScan)
     kinds = DeltaNet | KimiDelta | Mamba | SelectiveScan
@@ -302,6 +321,9 @@ def scratch_sizes(
         "expanded": chunk
         * max([core.width for _, core in latent] + [round_up(core.width, PART) for core in scans], default=0),
         "softmax": 2 * chunk * shape.heads,
+        "partials": (splits > 1 and not shape.encoder)
+        * splits
+        * max((core.heads * partial_words(RowForm.of(core, "f32")) for core in attention), default=0),
         "layer_inputs": chunk * shape.layers * input_stride(shape.layer_inputs),
         "projected": chunk * shape.layers * shape.layer_inputs,
         "ffn": chunk * max(*map(shape.widths, (Dense, PerLayerInput)), *shared),
@@ -314,6 +336,11 @@ def scratch_sizes(
         "logits": logits_rows * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}
+
+
+def partial_words(form: RowForm) -> int:
+    """Words of what attention to a part of the rows leaves for a query head (kernels/attention/flash_decoding.py)."""
+    return 2 + form.head
 
 
 def input_stride(size: int) -> int:

@@ -95,6 +95,8 @@ class GPUEngine:
             self.set_crossed(np.zeros((1, self.spec.hidden), np.float32))
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
+            if count == 1 and "long step" in self._passes:
+                self._device.run(self._passes["long step"])
             self._kv.truncate(0)
         for name in ("picked", "top"):
             self._device.run(self._passes[name])
@@ -283,7 +285,15 @@ class GPUEngine:
         most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
         if self._network.learned_positions:
             most = min(most, self.spec.context - self._kv.next_position)
+        if (few := self._rows_until_long()) > 0:  # all of them run the same kernels as when they run one by one
+            most = min(most, few)
         return max(1, most)
+
+    def _rows_until_long(self) -> int:
+        """Rows of the longest head that are to come before steps run as `long step`; 0 or less: they do."""
+        if "long step" not in self._passes:
+            return self.config.capacity
+        return self.design.tuning.split_from - self._kv.length
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine."""
@@ -299,7 +309,7 @@ class GPUEngine:
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._prepare(part, 1, part.size)
-            names = ["step"] if part.size == 1 else ["chunk"]
+            names = [self._sized("step" if part.size == 1 else "chunk")]
             if part.size > 1 and start + part.size == tokens.size:
                 names.append("last")
             for name in names:
@@ -343,10 +353,15 @@ class GPUEngine:
 
     def _pass(self, name: str) -> Recording:
         """The recording of a pass, with accumulation of attention if requested."""
+        name = self._sized(name)
         if not self._observed:
             return self._passes[name]
         self._arena.rows.observed = True
         return self._passes[f"observed {name}"]
+
+    def _sized(self, name: str) -> str:
+        """The name of a pass, of steps behind so many rows."""
+        return f"long {name}" if name in ("step", "greedy") and self._rows_until_long() <= 0 else name
 
     def _prepare(self, tokens: IntArray, wanted: int, rows: int, places: Places | None = None) -> None:
         """Prepare a pass. rows: the number that this pass and those that follow on the device append. places: of its

@@ -59,9 +59,10 @@ CORES: dict[type, Callable[..., None]] = {
 
 def generate(design: Design) -> Program:
     """Generate a model's program. Passes: step; chunk; `last` and `rows`, the logits of a chunk's last token or of
-    State.WANTED; then `picked` or `top` (picking.py). With `Design.observes` also `observed step` and `observed
-    chunk`; of models with cross attention `cross`, which makes rows of states in `x`. An encoder has a chunk alone,
-    which ends with the states: in `normed`, or in `x` without a last norm."""
+    State.WANTED; then `picked` or `top` (picking.py). With `Design.long_layers` also `long step`, a step behind many
+    rows. With `Design.observes` also `observed step` and so on; of models with cross attention `cross`, which makes
+    rows of states in `x`. An encoder has a chunk alone, which ends with the states: in `normed`, or in `x` without a
+    last norm."""
     kernels = Kernels(design.language)
     if design.shape.encoder:
         _layers(made := PassBuilder(design, kernels))
@@ -71,14 +72,14 @@ def generate(design: Design) -> Program:
         return Program(design.language, kernels.by_name, design.buffers(0), {"chunk": tuple(made.dispatches)})
     crosses = design.shape.crosses
     makers = {"step": _step, "chunk": _layers, "last": _last, "rows": _rows} | ({"cross": _cross} if crosses else {})
+    makers |= {"long step": _step} if design.long_layers else {}
+    if design.observes:
+        makers |= {f"observed {name}": makers[name] for name in ("step", "long step", "chunk") if name in makers}
     passes = {}
     for name, make in makers.items():
-        make(made := PassBuilder(design, kernels, single=name == "step"))
+        single, long, observed = (word in name for word in ("step", "long", "observed"))
+        make(made := PassBuilder(design, kernels, single=single, long=long, observed=observed))
         passes[name] = tuple(made.dispatches)
-    if design.observes:
-        for name in ("step", "chunk"):
-            makers[name](made := PassBuilder(design, kernels, single=name == "step", observed=True))
-            passes[f"observed {name}"] = tuple(made.dispatches)
     moved = {"edge_move": RowForm.of(design.shape.attention, design.kv_dtype)}
     moved |= {RING_MOVE: RowForm.of(design.shape.ringed, design.kv_dtype)} if design.shape.apart else {}
     moved |= {CROSS_MOVE: RowForm.of(design.shape.attention, cross_dtype(design.kv_dtype))} if crosses else {}

@@ -19,7 +19,7 @@ from edge.backends.tvm.cpu.arguments import cross_dtype
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.crossing import cross_rows
-from edge.backends.tvm.gpu.design import CROSS, RowForm, Tables, normal_values, scratch_sizes
+from edge.backends.tvm.gpu.design import CROSS, RowForm, Tables, Tuning, normal_values, scratch_sizes
 from edge.backends.tvm.gpu.kv import arena_buffers
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.memory import Array
@@ -52,7 +52,8 @@ class DeviceMemory:
         arrays["logits"] = Array((config.logits_rows, shape.vocab), "float32", scratch=logits)
         positions = kv.bookkeeping()[f"{kv.arenas[-1].prefix}positions"]
         rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
-        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, positions.size, rank)
+        splits = Tuning().chosen(config).row_splits  # software adapters split nothing by default
+        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, positions.size, rank, splits)
         buffers = {name: Array((size // 4,), "uint32", scratch=size // 4) for name, size in scratch.items()}
         unused = positions.size - positions.kv - positions.fixed
         buffers["tables"] = replace(buffers["tables"], scratch=buffers["tables"].size - unused)

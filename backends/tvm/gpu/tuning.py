@@ -24,6 +24,7 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
     "mma_tokens": ("tokens of such a tile", (32, 64, 128), (CHUNK,)),
     "mma_groups": ("workgroups below which such tiles become smaller", (1, 128, 256, 512), (CHUNK,)),
     "heads": ("query heads that a workgroup attends for, decode", (0, 1, 2, 4), (STEP,)),
+    "row_splits": ("workgroups that share a head's rows behind many, decode", (1, 2, 4, 8, 16, 32), (STEP,)),
     "attend": ("threads that attend for a KV head", (32, 64, 128, 256), PARTS),
 }
 

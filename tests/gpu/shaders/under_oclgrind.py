@@ -1,4 +1,5 @@
-"""A chunk, a step, an eviction and a step on the GPU engine, against the reference engine: MODEL KV-DTYPE [ADAPTER]."""
+"""A chunk, a step that splits rows, an eviction and a step that does not, on the GPU engine, against the reference
+engine: MODEL KV-DTYPE [ADAPTER]."""
 
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ model = open_model(GOLDEN / f"{name}.gguf")
 tokens = np.arange(3, 3 + CHUNK + 2, dtype=np.int32)
 lora = open_lora(parse_lora(adapter[0]), model.file, model.spec) if adapter else None
 reference = load_engine(model, "reference", "f32", lora=lora)
-engine = load_engine(model, "gpu", kv_dtype, capacity=32, observes=True, lora=lora)
+tuning = {"row_splits": 2, "split_from": CHUNK}
+engine = load_engine(model, "gpu", kv_dtype, capacity=32, observes=True, lora=lora, tuning=tuning)
 expected = reference.forward_all(tokens)
 for start, stop in ((0, CHUNK), (CHUNK, CHUNK + 1)):
     assert np.abs(engine.forward(tokens[start:stop]) - expected[stop - 1]).max() < 0.8

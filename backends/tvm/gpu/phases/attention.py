@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edge.backends.tvm.gpu.design import CROSS
 from edge.backends.tvm.gpu.kernels.attention.attention import attend
+from edge.backends.tvm.gpu.kernels.attention.flash_decoding import join
 from edge.backends.tvm.gpu.kernels.attention.observe import observe
 from edge.backends.tvm.gpu.kernels.attention.rows import Heads, store_rows
 from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Product
@@ -47,7 +48,8 @@ def make_cross_rows(made: PassBuilder, core: Attention, layer: int) -> None:
 
 
 def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
-    """Attend; for a single token that adds a row, the same kernel stores it."""
+    """Attend; for a single token that adds a row, the same kernel stores it. Behind many rows, several workgroups share
+    those of a head, and another kernel joins what they leave."""
     design, tables = made.design, made.design.tables
     form = (core, tables, design.tuning, design.row_form(core).dtype)
     angles, window = tables.angle_row(design.kinds[layer]), design.windows[layer]
@@ -55,23 +57,31 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     arena = CROSS if core.across else RING if design.has_ring(layer) else ""
     rows = {name: arena + buffer for name, buffer in _ROWS.items()}
     buffers, sinks = weights_in(f"layer.{layer}") | rows, made.layout(layer).vector("attn_sinks")
-    tokens, observes = design.chunk, design.observes
+    splits = design.tuning.row_splits if made.long and layer in design.long_layers and not core.across else 1
+    tokens, observes = 1 if splits > 1 else design.chunk, design.observes
     heads = Heads.of(design, core, layer)
+    part = "_part" if splits > 1 else ""
     if made.single and not observes and core.makes_rows and not core.latent:
         made.add(
-            "attend", layer, ("edge_attend_step", heads, sinks),
-            lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks), buffers, scalars,
+            "attend", layer, (f"edge_attend_step{part}", heads, sinks),
+            lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks, splits=splits), buffers, scalars,
         )  # fmt: skip
-        return
-    paid = observes and not arena
-    if not core.latent:
+    else:
+        paid = observes and not arena
+        if not core.latent:
+            made.add(
+                "qkv", layer, ("edge_store_rows", heads, paid),
+                lambda name: store_rows(name, heads, tokens=design.chunk, observes=paid), buffers, scalars,
+            )  # fmt: skip
         made.add(
-            "qkv", layer, ("edge_store_rows", heads, paid),
-            lambda name: store_rows(name, heads, tokens=tokens, observes=paid), buffers, scalars,
+            "attend", layer, (f"edge_attend{part}", core, sinks),
+            lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks, splits=splits),
+            buffers, scalars,
         )  # fmt: skip
-    made.add(
-        "attend", layer, ("edge_attend", core, sinks),
-        lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks), buffers, scalars,
-    )  # fmt: skip
+    if splits > 1:
+        made.add(
+            "attend", layer, ("edge_join", core),
+            lambda name: join(name, *form, observes=observes), buffers, scalars,
+        )  # fmt: skip
     if made.observed and layer in design.whole:
         made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), buffers, scalars)

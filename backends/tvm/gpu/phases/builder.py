@@ -39,13 +39,16 @@ class Kernels:
 class PassBuilder:
     """Collects the dispatches of a pass.
 
-    single: it runs one token. observed: attention is accumulated. hidden: the buffer of the hidden states. residual: a
-    pending addition to them: the norm and its weights, for values in `normed`. is_normed: `normed` has the normalized
-    rows that parallel blocks share.
+    single: it runs one token. long: behind many rows (`Design.long_layers`). observed: attention is accumulated.
+    hidden: the buffer of the hidden states. residual: a pending addition to them: the norm and its weights, for values
+    in `normed`. is_normed: `normed` has the normalized rows that parallel blocks share.
     """
 
-    def __init__(self, design: Design, kernels: Kernels, *, single: bool = False, observed: bool = False) -> None:
-        self.design, self.dispatches, self.single, self.observed = design, list[Dispatch](), single, observed
+    def __init__(
+        self, design: Design, kernels: Kernels, *, single: bool = False, long: bool = False, observed: bool = False
+    ) -> None:
+        self.design, self.dispatches, self.observed = design, list[Dispatch](), observed
+        self.single, self.long = single, long
         self.hidden, self.is_normed = "x", False
         self.residual: tuple[Residual, str] | None = None
         self._kernels = kernels

@@ -6,12 +6,15 @@ block, each thread computes the scores of a few rows, and then accumulates one w
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce as fold
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import LANES, RowForm, State, Tables, Tuning
+from edge.backends.tvm.gpu.kernels.attention.flash_decoding import place_of, share_of
+from edge.backends.tvm.gpu.kernels.attention.results import give, restore
 from edge.backends.tvm.gpu.kernels.attention.rows import (
     Heads,
     buffers_of,
@@ -28,7 +31,7 @@ from edge.backends.tvm.gpu.kernels.attention.rows import (
     write_row,
 )
 from edge.backends.tvm.gpu.kernels.attention.transform import hadamard, reflect
-from edge.backends.tvm.gpu.kernels.functions import sigmoid, soft_cap
+from edge.backends.tvm.gpu.kernels.functions import soft_cap
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -53,7 +56,6 @@ from edge.backends.tvm.gpu.kernels.threads import (
     when,
 )  # fmt: skip
 from edge.backends.tvm.gpu.weights import Vector
-from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import Attention
 
@@ -83,7 +85,7 @@ class HeadSplit:
 
 def attend(
     name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
-    heads: Heads | None = None, sinks: Vector | None = None,
+    heads: Heads | None = None, sinks: Vector | None = None, splits: int = 1,
 ) -> Built:  # fmt: skip
     """Compute `mixed`, float32 [tokens, padded heads · head], from the queries in `qkv`.
 
@@ -91,27 +93,30 @@ def attend(
     `softmax` float32 [tokens, heads, 2] receives each query's largest score and sum of exponentials (observe.py).
     heads: for a pass of a single token, whose row is not in the cache yet: this kernel also does the work of
     `store_rows`, and has its scalar `angles`. It attends to the row without reading it back. sinks: of the model, in
-    the buffer w1.
+    the buffer w1. splits: workgroups that share the rows of a single token's heads, and leave `partials` instead of
+    `mixed` and `softmax` (flash_decoding.py).
     """
     form, threads = RowForm.of(core, dtype), tuning.attend
     split = HeadSplit.of(core, threads, tuning.heads if heads else 0)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     read = _READ if tuning.stage else 1
-    padded, size = round_up(core.mixed, PART), core.row.value
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
     def body(scope: Scope) -> None:
         ready, memory = scope.shared(slots * form.stored), scope.shared(split.at_once * threads)
         scores = scope.shared(max(split.at_once * split.rows, slots * form.stored if heads else 0))
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # rows beyond the end repeat the last one
-        kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
+        group, part = scope.group, None
+        if splits > 1:
+            group, part = let(quotient(group, splits)), let(remainder(group, splits))
+        kv_head, turn = let(quotient(group, split.turns)), let(remainder(group, split.turns))
         first_query = let(kv_head * core.group + turn * split.at_once)
         head = let(scope.layer * tables.kv_heads + kv_head)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         if heads:
             factors = scope.shared(2 * slots)
-            _add_row(scope, heads, scores, ready, factors, kv_head, turn, first_query, head, start + before)
+            _add_row(scope, heads, scores, ready, factors, kv_head, turn, part, first_query, head, start + before)
         else:
             factors = scope.shared(split.at_once) if form.transformed else ready
             load_queries(scope, core, tables, form, ready, split.at_once, token, first_query, head, factors)
@@ -122,8 +127,12 @@ def attend(
         else:
             begin, seen = text_seen(scope, tables, token)
             start, visible = let(start + begin), let(seen)
-        maxima = [Register(_sink(scope, first_query + number)) for number in range(split.at_once)]
-        first_sum = select(scope.thread == 0, f32(1.0), f32(0.0)) if sinks else f32(0.0)  # all threads' are added
+        if splits > 1:
+            skipped, visible = share_of(part, splits, visible)
+            start = let(start + skipped)
+        maxima = [Register(_sink(scope, first_query + number, part)) for number in range(split.at_once)]
+        adds = _is_first(part, scope.thread == 0)  # all threads' sums are added
+        first_sum = select(adds, f32(1.0), f32(0.0)) if sinks else f32(0.0)
         sums = [Register(first_sum) for _ in range(split.at_once)]
         out = [
             [[Register(f32(0.0)) for _ in range(form.per_word)] for _ in range(at_once)] for _ in range(split.at_once)
@@ -136,15 +145,23 @@ def attend(
             _soften(scope, scores, memory, most, maxima, sums, out, turns)
             _mix(scope, scores, start, first, visible, out)
         if heads:
-            _mix_own(scope, ready, maxima, sums, out)
-        _write(scope, memory, ready, factors, maxima, sums, out, token, first_query, head)
+            with when(part == 0) if splits > 1 else nullcontext():
+                _mix_own(scope, ready, maxima, sums, out)
+        _write(scope, memory, ready, factors, maxima, sums, out, token, first_query, head, part)
 
-    def _sink(scope: Scope, query: Value) -> Value:
-        return as_float(scope.w1[query + sinks.at]) if sinks else f32(NEVER)
+    def _sink(scope: Scope, query: Value, part: Value) -> Value:
+        if not sinks:
+            return f32(NEVER)
+        sink = as_float(scope.w1[query + sinks.at])
+        return select(part == 0, sink, f32(NEVER)) if splits > 1 else sink
+
+    def _is_first(part: Value, condition: Value) -> Value:
+        """Whether the condition holds, in the workgroup that has the first share."""
+        return T.And(part == 0, condition) if splits > 1 else condition
 
     def _add_row(
         scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value, turn: Value,
-        first_query: Value, head: Value, row: Value,
+        part: Value, first_query: Value, head: Value, row: Value,
     ) -> None:  # fmt: skip
         def slot_of(own: Value) -> Value:
             behind = own - split.at_once  # 0: the key, 1: the value
@@ -155,7 +172,8 @@ def attend(
             reflect(scope, tables, form, ready, slots, factors, head, lambda own: own <= split.at_once)
             hadamard(scope, form, ready, slots)
         for own in range(2):
-            write_row(scope, form, ready, split.at_once + own, row, turn == 0, i32(own) == i32(1), factors)
+            writes = _is_first(part, turn == 0)
+            write_row(scope, form, ready, split.at_once + own, row, writes, i32(own) == i32(1), factors)
 
     def _mix_own(
         scope: Scope, ready: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]]
@@ -263,9 +281,10 @@ def attend(
 
     def _write(
         scope: Scope, memory: Buffer, ready: Buffer, factors: Buffer, maxima: list[Register], sums: list[Register],
-        out: list[list[list[Register]]], token: Value, first_query: Value, head: Value,
+        out: list[list[list[Register]]], token: Value, first_query: Value, head: Value, part: Value,
     ) -> None:  # fmt: skip
-        """Combine the lanes' results, divided by the sum of exponentials. ready: scratch for [at_once, form.stored]."""
+        """Combine the lanes' results, and divide them by the sum of exponentials, unless they are of a share. ready:
+        scratch for [at_once, form.stored]."""
         for number in range(split.at_once):
             barrier()
             store(memory, scope.thread, sums[number].value)
@@ -276,49 +295,42 @@ def attend(
                     store(memory, scope.thread, memory[scope.thread] + memory[scope.thread + distance])
                 barrier()
                 distance //= 2
-            if observes:
+            query = first_query + number
+            at = let(place_of(form, splits, query, part)) if splits > 1 else (token * core.heads + query) * 2
+            if splits > 1 or observes:
                 with when(scope.thread == 0):
-                    at = (token * core.heads + first_query + number) * 2
-                    store(scope.softmax, at, maxima[number].value)
-                    store(scope.softmax, at + 1, memory[0])
-            inverse = let(f32(1.0) / memory[0])
-            used = form.head if form.transformed else size
+                    softmax = scope.partials if splits > 1 else scope.softmax
+                    store(softmax, at, maxima[number].value)
+                    store(softmax, at + 1, memory[0])
+            inverse = let(f32(1.0) / memory[0]) if splits == 1 else None
+            used = form.head if form.transformed else core.row.value
             for index in range(at_once):
-                for part in range(form.per_word):
+                for place in range(form.per_word):
                     barrier()
-                    store(memory, scope.thread, out[number][index][part].value)
+                    store(memory, scope.thread, out[number][index][place].value)
                     barrier()
                     word = scope.thread + index * threads
-                    value = let(word * form.per_word + part)
+                    value = let(word * form.per_word + place)
                     with when(T.And(scope.thread < form.words, value < used)):
                         parts = [memory[scope.thread + own * form.words] for own in range(lanes)]
-                        total = fold(lambda one, other: one + other, parts) * inverse
-                        if form.transformed:
-                            store(ready, number * form.stored + value, total)
+                        total = fold(lambda one, other: one + other, parts)
+                        if splits > 1:
+                            store(scope.partials, at + 2 + value, total)
+                        elif form.transformed:
+                            store(ready, number * form.stored + value, total * inverse)
                         else:
-                            _give(scope, token, first_query + number, value, total)
-        if form.transformed:
-            barrier()
-            hadamard(scope, form, ready, split.at_once)
-            if form.shared:  # reflected, as keys are
-                reflect(scope, tables, form, ready, split.at_once, factors, head)
-            with strided(scope, split.at_once * size) as index:
-                number, value = let(quotient(index, size)), let(remainder(index, size))
-                _give(scope, token, first_query + number, value, ready[number * form.stored + value])
-
-    def _give(scope: Scope, token: Value, query: Value, value: Value, total: Value) -> None:
-        """Write a value of a query's result."""
-        if core.gated:
-            slot = slots_of(core) - core.heads + query
-            total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
-        store(scope.mixed, token * padded + query * size + value, total)
+                            give(scope, core, token, query, value, total * inverse)
+        if form.transformed and splits == 1:
+            restore(scope, core, tables, form, ready, split.at_once, token, first_query, head, factors)
 
     cache = buffers_of(form)
-    writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})
+    results = ["partials"] if splits > 1 else ["mixed", "softmax"] if observes else ["mixed"]
+    writes = dict.fromkeys(results, "float32") | (heads.rows if heads else {})
     reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
     reads |= {"w1": "uint32"} if sinks else {}
     scalars = ("layer", *(["angles"] if heads else []), *(["window"] if core.window else []))
-    return build(name, threads, reads, writes, scalars, body, (core.kv_heads * split.turns, tokens), 1)
+    groups = core.kv_heads * split.turns * splits, tokens
+    return build(name, threads, reads, writes, scalars, body, groups, per=int(splits == 1))
 
 
 def load_queries(
