@@ -56,6 +56,24 @@ def test_draft_follows_longest_match(pieces: list[list[int]], most: int, singly:
         assert (drafts.match, draft) == expected_draft(text, most)
 
 
+@given(repetitive_texts(), st.integers(0, 30), st.integers(1, 5))
+def test_dropped_tokens_are_not_copied(pieces: list[list[int]], dropped: int, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.run.drafting.drafts.DRAFT_TEXT", 128)
+        drafts, text = Drafts(), list[int]()
+        for piece in pieces:
+            for token in piece:
+                drafts.add(np.array([token], np.int32))
+                text = [*(text[-64:] if len(text) == 128 else text), token]
+                assert drafts.text.tolist() == text
+            drafts.draft(most)
+            drafts.drop(dropped)
+            text = text[: max(0, len(text) - dropped)]
+            drafts.add(np.array(piece[:3], np.int32))
+            text = [*(text[-64:] if len(text) + len(piece[:3]) > 128 else text), *piece[:3]]
+            assert drafts.draft(most).tolist() == expected_draft(text, most)[1]
+
+
 AVX2_COSTS = {1: 1.0, 2: 1.46, 3: 1.7, 4: 1.96}  # docs/figures.md
 
 

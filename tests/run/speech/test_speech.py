@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from golden.sounds import logits
 from golden_models import GOLDEN, SOME_GPU, on_gpu
+from hypothesis import given
+from hypothesis import strategies as st
 from speech_models import golden_whisper, tone, wav
 
 import edge
@@ -30,7 +32,7 @@ from edge.run.speech.silero import probabilities, spoken
 from edge.run.speech.transcript import Heard, Settings, transcribe
 from edge.run.speech.voice import voices
 from edge.run.speech.windows import Windows
-from edge.run.speech.words import Word
+from edge.run.speech.words import Word, warp
 from edge.types import FloatArray
 
 PATIENCE_S = 20.0  # until the pipe is closed, for a loaded machine
@@ -55,6 +57,27 @@ def test_segments_of_several_windows_are_those_of_transformers(model: Path) -> N
         place = windows[2][0]  # from here on the rest is the same
         again = transcribe(listener, open_sound(tone()), settings, lambda tokens: None, Heard(), place)
         assert [each for _, segments in again for each in segments] == found[place.count :]
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_warp_finds_path_of_plain_table(rows: int, columns: int, seed: int) -> None:
+    cost = np.random.default_rng(seed).integers(-2, 3, (rows, columns)).astype(np.float32)
+    total = np.full((rows + 1, columns + 1), np.inf)
+    came = np.zeros((rows + 1, columns + 1), int)
+    total[0, 0], came[0, :], came[:, 0] = 0, 2, 1
+    for column in range(1, columns + 1):
+        for row in range(1, rows + 1):
+            both, down, right = total[row - 1, column - 1], total[row - 1, column], total[row, column - 1]
+            move = 0 if both < min(down, right) else 1 if down < both and down < right else 2
+            came[row, column] = move
+            total[row, column] = cost[row - 1, column - 1] + (both, down, right)[move]
+    row, column, path = rows, columns, []
+    while row or column:
+        path.append((row - 1, column - 1))
+        move = came[row, column]
+        row, column = row - (move != 2), column - (move != 1)
+    found = [(int(a), int(b)) for a, b in zip(*warp(cost), strict=True)]
+    assert found == [each for each in path[::-1] if min(each) >= 0]
 
 
 def test_silence_and_steady_noise_have_no_voice() -> None:
