@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
+from edge.backends.llamacpp.library import is_installed
 from edge.backends.tvm.gpu.hosts import Adapter, all_adapters, host_named
 from edge.model.adapters.lora import Lora
 from edge.model.model import Model, open_model
@@ -75,24 +77,38 @@ def load_engine(
     logits_rows: int = 8,
     observes: bool = False,
     lora: Lora | None = None,
+    threads: int = 1,
     tuning: dict[str, int] | None = None,
 ) -> Engine:
-    """An engine on one thread, without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or
-    `onnx@qnn`, a provider."""
+    """An engine without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or `onnx@qnn`, a provider.
+    Skips the test where it is not installed."""
     name, _, place = backend.partition("@")
+    if name == "cpu":
+        require_native()
+    elif name == "llamacpp" and not is_installed():
+        pytest.skip("needs llama-cpp-python")
+    elif name == "onnx":
+        pytest.importorskip("onnxruntime")
     if place == "qnn":
         find_adapters()
     with on_gpu(place) if name == "gpu" and place else nullcontext():
         module = find_backend(name, model.file, model.spec)
         config = EngineConfig(
-            capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes,
+            capacity, chunk, kv_dtype, threads, logits_rows=min(logits_rows, chunk), observes=observes,
             provider=place if name == "onnx" and place else "cpu", lora_rank=lora.size.rank if lora else 0,
-            tuning=tuning or {},
+            lora_bytes=lora.size.nbytes if lora else 0, tuning=tuning or {},
         )  # fmt: skip
         engine = module.load(model.file, model.spec, config)
         if lora:
             cast(AdaptedEngine, engine).set_lora(lora)
         return engine
+
+
+def require_native() -> None:
+    """Skips the test where the native engine is not installed, or does not run."""
+    pytest.importorskip("tvm_ffi")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the native engine runs on x86-64")
 
 
 def some_tokens(count: int, seed: int = 1) -> IntArray:
