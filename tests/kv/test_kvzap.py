@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, some_tokens
+from conftest import GOLDEN, Engines, exhaustive, load_engine, some_tokens
 from test_architectures import require_native
 
 from edge.backends.base import Engine
@@ -123,16 +122,9 @@ def random_importance(model: Model, seed: int) -> RowImportance:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx"])
-@pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in ("llama-gqa-tied", "phi3"))]
-)
-def test_engines_predict_from_rows_what_projections_give(
-    name: str, backend: str, engines: Callable[[Engine], Engine]
-) -> None:
-    """Pairs that lie side by side or in halves, and norms of heads; phi3 has a matrix for queries, keys and values."""
-    require_native()
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
+@pytest.mark.parametrize("name", ["qwen3", exhaustive("phi3")])
+def test_engines_predict_from_rows_what_projections_give(name: str, backend: str, engines: Engines) -> None:
+    """Norms of heads; phi3 has a matrix for queries, keys and values."""
     model, tokens = open_model(GOLDEN / f"{name}.gguf"), some_tokens(60, 2)
     known = random_importance(model, 3)
     engine = engines(load_engine(model, backend, "f32"))
@@ -168,9 +160,7 @@ def test_importance_of_rows_is_fitted_once(tmp_path: Path, monkeypatch: pytest.M
     assert learned.stored(model.file, model.spec) is None  # damaged: made again
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-gqa-tied", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in ("qwen35", "gemma3", "gemma4"))]
-)
+@pytest.mark.parametrize("name", ["llama-gqa-tied", *map(exhaustive, ("qwen35", "gemma4"))])
 def test_kvzap_evicts_in_first_run(name: str) -> None:
     """Also beside layers with windows, whose rows it does not see, and beside recurrent ones."""
     require_native()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CAPACITY, SINKS, open_golden
+from heads_oracle import recent_rows
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -48,9 +49,6 @@ def lengths_and_budgets(draw: st.DrawFn) -> tuple[int, int]:
     return length, draw(st.integers(0, length - 1))
 
 
-SINK_COUNTS = st.integers(0, 64)
-
-
 def assert_rows(rows: IntArray, length: int, budget: int) -> None:
     assert rows.dtype == np.int32
     assert rows.ndim == 1
@@ -59,22 +57,16 @@ def assert_rows(rows: IntArray, length: int, budget: int) -> None:
     assert rows.size == 0 or (rows[0] >= 0 and rows[-1] < length)
 
 
-@given(lengths_and_budgets(), SINK_COUNTS)
+@given(lengths_and_budgets(), st.integers(0, 64))
 @example((10, 4), 4)
 @example((10, 5), 4)
 @example((10, 0), 4)
 def test_streaming_keeps_sinks_and_most_recent(sizes: tuple[int, int], sinks: int) -> None:
+    """A window none but the most recent."""
     length, budget = sizes
-    rows = make_policy("streaming", sinks).rows_to_keep(KVView(length), budget)
-    first = min(sinks, budget)
-    np.testing.assert_array_equal(rows, [*range(first), *range(length - (budget - first), length)])
-
-
-@given(lengths_and_budgets())
-def test_window_keeps_most_recent(sizes: tuple[int, int]) -> None:
-    length, budget = sizes
-    rows = make_policy("window").rows_to_keep(KVView(length), budget)
-    np.testing.assert_array_equal(rows, range(length - budget, length))
+    for policy, first in ((make_policy("streaming", sinks), min(sinks, budget)), (make_policy("window"), 0)):
+        rows = policy.rows_to_keep(KVView(length), budget)
+        np.testing.assert_array_equal(rows, [*range(first), *range(length - (budget - first), length)])
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -121,27 +113,11 @@ def test_pinned_rows_are_sinks_for_any_text() -> None:
 # Head by head
 
 
-@dataclass(frozen=True)
-class Heads:
-    """A view with all that a policy may ask for, and a budget."""
-
-    lengths: IntArray  # [layers, KV heads]
-    attention: FloatArray
-    ages: IntArray
-    keys: FloatArray
-    norms: FloatArray
-    budget: int
-
-    @property
-    def view(self) -> KVView:
-        return KVView(
-            int(self.lengths.max()), self.lengths, self.attention, self.ages, lambda layer: self.keys[layer],
-            lambda layer: self.norms[layer],
-        )  # fmt: skip
+Shown = tuple[KVView, int]  # a view with all that a policy may ask for, and a budget
 
 
 @st.composite
-def heads(draw: st.DrawFn) -> Heads:
+def heads(draw: st.DrawFn) -> Shown:
     """Heads of any lengths, with scores that may tie and keys that may be zero."""
     shape = draw(st.tuples(st.integers(1, 2), st.integers(1, 3)))
     count = shape[0] * shape[1]
@@ -154,10 +130,8 @@ def heads(draw: st.DrawFn) -> Heads:
     attention = np.where(used, random.integers(0, levels + 1, used.shape) / 7, 0).astype(np.float32)
     ages = np.where(used, np.sort(random.integers(1, 500, used.shape))[..., ::-1], 0).astype(np.int32)
     keys = random.standard_normal((*used.shape, 8)) * used[..., None] * random.integers(0, 3, (*used.shape, 1))
-    numbers = keys, random.random(used.shape) * used
-    return Heads(
-        lengths, attention, ages, *(each.astype(np.float32) for each in numbers), draw(st.integers(0, length - 1))
-    )
+    parts = [each.astype(np.float32).__getitem__ for each in (keys, random.random(used.shape) * used)]
+    return KVView(length, lengths, attention, ages, *parts), draw(st.integers(0, length - 1))
 
 
 POLICIES = {
@@ -193,29 +167,23 @@ def naive_scores(policy: Any, attention: FloatArray, ages: IntArray, keys: Float
     return [-float(np.dot(direction, mean)) for direction in directions]
 
 
-def naive_recent(policy: Any, budget: int) -> int:
-    if policy.name == "snapkv":
-        return int(policy.window)
-    return 1 if policy.name == "tova" else int(policy.recent * budget)
-
-
 @pytest.mark.parametrize("name", EVEN_POLICIES)
 @given(st.data(), heads())
-def test_heads_keep_sinks_recent_rows_and_highest_scores(name: str, data: st.DataObject, shown: Heads) -> None:
-    policy, budget = data.draw(POLICIES[name]), shown.budget
+def test_heads_keep_sinks_recent_rows_and_highest_scores(name: str, data: st.DataObject, shown: Shown) -> None:
+    policy, (view, budget) = data.draw(POLICIES[name]), shown
     with np.errstate(divide="raise", invalid="raise"):
-        chosen = policy.rows_to_keep(shown.view, budget)
-    assert len(chosen) == shown.lengths.size
+        chosen = policy.rows_to_keep(view, budget)
+    assert len(chosen) == view.lengths.size
     sinks = min(policy.sinks, budget)
-    recent = min(naive_recent(policy, budget), budget - sinks)
-    for at, rows in zip(np.ndindex(shown.lengths.shape), chosen, strict=True):
-        length = int(shown.lengths[at])
+    recent = min(recent_rows(policy, budget), budget - sinks)
+    for at, rows in zip(np.ndindex(view.lengths.shape), chosen, strict=True):
+        length = int(view.lengths[at])
         assert_rows(rows, length, budget)
         assert rows.size == min(budget, length)
         kept = set(rows.tolist())
         protected = {*range(min(sinks, length)), *range(max(0, length - recent), length)}
         assert protected <= kept
-        of_rows = (each[at][:length] for each in (shown.attention, shown.ages, shown.keys))
+        of_rows = (each[:length] for each in (view.attention[at], view.ages[at], view.keys(at[0])[at[1]]))
         scores = naive_scores(policy, *of_rows)
         worst = min((scores[row] for row in kept - protected), default=np.inf)
         best = max((scores[row] for row in set(range(length)) - kept), default=-np.inf)
@@ -224,14 +192,14 @@ def test_heads_keep_sinks_recent_rows_and_highest_scores(name: str, data: st.Dat
 
 @pytest.mark.parametrize("name", UNEVEN_POLICIES)
 @given(st.data(), heads(), st.integers(1, 3))
-def test_uneven_heads_share_budget(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
-    policy, budget = data.draw(POLICIES[name]), shown.budget
-    view = replace(shown.view, longest=budget * longest)
+def test_uneven_heads_share_budget(name: str, data: st.DataObject, shown: Shown, longest: int) -> None:
+    policy, (view, budget) = data.draw(POLICIES[name]), shown
+    view = replace(view, longest=budget * longest)
     with np.errstate(divide="raise", invalid="raise"):
         chosen = policy.rows_to_keep(view, budget)
-    assert len(chosen) == shown.lengths.size
-    assert sum(rows.size for rows in chosen) <= budget * shown.lengths.size
-    for length, rows in zip(shown.lengths.reshape(-1).tolist(), chosen, strict=True):
+    assert len(chosen) == view.lengths.size
+    assert sum(rows.size for rows in chosen) <= budget * view.lengths.size
+    for length, rows in zip(view.lengths.reshape(-1).tolist(), chosen, strict=True):
         assert_rows(rows, length, min(length, view.longest))
         sinks = min(policy.sinks, rows.size)
         np.testing.assert_array_equal(rows[:sinks], np.arange(sinks))
@@ -242,16 +210,16 @@ def test_uneven_heads_share_budget(name: str, data: st.DataObject, shown: Heads,
 
 @pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name not in KEEPING])
 @given(st.data(), heads(), st.integers(1, 3))
-def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
+def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: Shown, longest: int) -> None:
     """--keep: the rows of a system prompt outlive every eviction that leaves room for them, by any policy."""
-    keep = data.draw(st.integers(0, shown.budget))
-    view = replace(shown.view, longest=shown.budget * longest)
-    rows = make_policy(name, data.draw(st.integers(0, 4)), keep).rows_to_keep(view, shown.budget)
-    heads = [rows] * shown.lengths.size if isinstance(rows, np.ndarray) else rows
-    lengths = np.full_like(shown.lengths, view.length) if isinstance(rows, np.ndarray) else shown.lengths
+    keep = data.draw(st.integers(0, shown[1]))
+    view, budget = replace(shown[0], longest=shown[1] * longest), shown[1]
+    rows = make_policy(name, data.draw(st.integers(0, 4)), keep).rows_to_keep(view, budget)
+    heads = [rows] * view.lengths.size if isinstance(rows, np.ndarray) else rows
+    lengths = np.full_like(view.lengths, view.length) if isinstance(rows, np.ndarray) else view.lengths
     for length, kept in zip(lengths.reshape(-1).tolist(), heads, strict=True):
         np.testing.assert_array_equal(kept[: min(keep, length)], np.arange(min(keep, length)))
-    assert sum(each.size for each in heads) <= shown.budget * len(heads)
+    assert sum(each.size for each in heads) <= budget * len(heads)
 
 
 @given(st.integers(1, 40), st.integers(0, 600), st.integers(0, 600), st.floats(1, 100), st.integers(0, 3))

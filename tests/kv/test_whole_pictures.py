@@ -11,7 +11,7 @@ from conftest import open_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from test_architectures import open_family, require_native
-from test_policies import KEEPING, POLICIES, STREAMING, Heads, heads
+from test_policies import KEEPING, POLICIES, STREAMING, Shown, heads
 
 from edge.backends.row_lists import RowLists, without_gaps
 from edge.kv import POLICY_NAMES, make_policy, pinned_rows
@@ -27,16 +27,17 @@ GRID = (3, 4)
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(st.data(), heads(), st.integers(1, 3))
-def test_selections_divide_no_picture(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
+def test_selections_divide_no_picture(name: str, data: st.DataObject, shown: Shown, longest: int) -> None:
     policy = make_policy(name, data.draw(st.integers(0, 6))) if name in STREAMING else data.draw(POLICIES[name])
-    rows = policy.rows_to_keep(replace(shown.view, longest=shown.budget * longest), shown.budget)
+    view, budget = shown
+    rows = policy.rows_to_keep(replace(view, longest=budget * longest), budget)
     one = isinstance(rows, np.ndarray)
     chosen = [rows] if one else list(rows)
     cuts = np.sort(data.draw(st.lists(st.integers(0, 60), min_size=6, max_size=6, unique=True)))
-    numbers = np.zeros(max(60, shown.view.length), np.int32)
+    numbers = np.zeros(max(60, view.length), np.int32)
     for picture, (first, last) in enumerate(cuts.reshape(3, 2).tolist(), start=1):
         numbers[first:last] = picture
-    lengths = [shown.view.length] if one else shown.lengths.reshape(-1).tolist()
+    lengths = [view.length] if one else view.lengths.reshape(-1).tolist()
     pictures, pinned = [numbers[:each] for each in lengths], pinned_rows(policy)
     alike = len({each.size for each in chosen}) == 1
     found = whole_pictures(chosen, pictures, pinned) if alike else [
