@@ -11,9 +11,8 @@ from conftest import GOLDEN, exhaustive, load_engine
 from test_gguf_file import GGUF
 from test_prefix_runs import write_prefix
 
-from edge.backends.tvm.kv.householder import find_means, reflect
+from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, unpack_keys
-from edge.errors import InputError
 from edge.model.model import Model, open_model
 from edge.model.parts.given import interleaved
 from edge.options import Options
@@ -37,7 +36,6 @@ def biased_model(folder: Path, golden: str = "qwen2", kv_heads: int = 2) -> Mode
 
 @pytest.mark.parametrize("dtype", LOSS)
 def test_rows_of_keys_with_long_biases(dtype: str, tmp_path: Path) -> None:
-    pytest.importorskip("tvm_ffi")
     model = biased_model(tmp_path)
     with np.load(GOLDEN / "qwen2.npz") as arrays:
         tokens = arrays["tokens"]
@@ -55,30 +53,8 @@ def test_rows_of_keys_with_long_biases(dtype: str, tmp_path: Path) -> None:
     assert (np.exp(expected) * (expected - own)).sum(axis=-1).mean() < LOSS[dtype]
 
 
-def test_rows_that_lack_other_means_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a build that takes them another way."""
-    pytest.importorskip("tvm_ffi")
-    model = biased_model(tmp_path)
-
-    def loaded() -> Any:
-        return load_engine(model, "cpu", "f16", chunk=24)
-
-    old = loaded()
-    old.forward(np.arange(16, dtype=np.int32))
-    state = old.kv.save(0)
-    same = loaded()
-    same.kv.append(state)
-    monkeypatch.setattr("edge.backends.tvm.engine.find_means", lambda *biases: find_means(*biases) / 2)
-    other = loaded()
-    with pytest.raises(InputError, match="another"):
-        other.kv.append(state)
-    for each in (old, same, other):
-        each.close()
-
-
 def test_rows_lack_biases_that_yarn_lengthens(tmp_path: Path) -> None:
     """Keys are 1.14 times as long. There is one KV head, and half a tile of biases."""
-    pytest.importorskip("tvm_ffi")
     engine = cast(Any, load_engine(biased_model(tmp_path, "qwen2-yarn", 1), "cpu", "f16", chunk=24))
     engine.forward_all(np.arange(40, dtype=np.int32))
     store = engine.kv.store

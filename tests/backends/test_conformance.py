@@ -19,7 +19,6 @@ import pytest
 from conftest import (
     CAPACITY,
     CHUNK,
-    GOLDEN_MODELS,
     SINKS,
     SOME_GPU,
     Engines,
@@ -29,7 +28,6 @@ from conftest import (
     exhaustive,
     load_engine,
     open_golden,
-    run_child,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,15 +52,14 @@ class Row:
     tolerance: largest error of a logit; their standard deviation is 3.
     correlation: with rows of few bits, the least correlation of a token's logits with the expected ones instead.
     onnx rounds rows with scales that are fixed beforehand, cpu with one for every row.
-    seldom: left to make test-all. Drivers without a GPU compile for long, so make test has the exact rows of one and
-    the smallest of another; `test_gpu_rows.py` has the attention of all.
+    Drivers without a GPU compile for long, so make test has the exact rows of one; `test_gpu_rows.py` has the attention
+    of all.
     """
 
     backend: str
     kv_dtype: str
     tolerance: float = 0.0
     correlation: float | None = None
-    seldom: bool = False
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.kv_dtype}"
@@ -87,11 +84,11 @@ ENGINES = (
     Row("cpu", "int8", tolerance=8e-1),
     Row("cpu", "int4", correlation=0.9),
     Row(f"gpu@{SOME_GPU}", "f32", tolerance=1e-3),
-    Row(f"gpu@{SOME_GPU}", "f16", tolerance=8e-2, seldom=True),
-    Row(f"gpu@{SOME_GPU}", "int8", tolerance=8e-1, seldom=True),
-    Row(f"gpu@{SOME_GPU}", "int4", correlation=0.9, seldom=True),
-    Row("gpu@opencl:0", "f16", tolerance=8e-2, seldom=True),
-    Row("gpu@opencl:0", "int4", correlation=0.9, seldom=True),
+    Row(f"gpu@{SOME_GPU}", "f16", tolerance=8e-2),
+    Row(f"gpu@{SOME_GPU}", "int8", tolerance=8e-1),
+    Row(f"gpu@{SOME_GPU}", "int4", correlation=0.9),
+    Row("gpu@opencl:0", "f16", tolerance=8e-2),
+    Row("gpu@opencl:0", "int4", correlation=0.9),
 )
 
 
@@ -105,7 +102,7 @@ if find_spec("onnxruntime"):  # which Python 3.10 cannot have
         Row("onnx@cpu-static", "f16", tolerance=8e-2),
     )
 if find_spec("onnxruntime_qnn"):  # whose emulator computes in float16
-    ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1, seldom=True),)
+    ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1),)
 
 
 class OpenEngine(Protocol):
@@ -127,28 +124,16 @@ WIDE = {  # llama.cpp quantizes rows of such heads only
     "llama-wide": Small(layers=2, heads=2, kv_heads=1, head=64),
     "llama-wide-one-layer": Small(layers=1, heads=2, kv_heads=1, head=64),
 }
-TINY = {"hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 16}  # as in golden/families.py, so that code is compiled once
-ODD_POSITIONS: dict[str, tuple[Small, dict[str, Any]]] = {  # queries with a temperature; layers without RoPE
-    "mistral3": (
-        Small(layers=2, architecture="mistral3", **TINY),
-        {"attention__temperature_scale": 0.3, "rope__scaling__original_context_length": 24},
-    ),
-    "smollm3": (Small(layers=5, architecture="smollm3", **TINY), {}),  # whose keys llama.cpp would shift wrongly
-}
 
 
 @lru_cache
 def golden_of(name: str) -> Golden:
-    if name in WIDE:
-        return answered(name, WIDE[name], {})
-    return answered(name, *ODD_POSITIONS[name]) if name in ODD_POSITIONS else open_golden(name)
-
-
-def answered(name: str, small: Small, fields: dict[str, Any]) -> Golden:
-    """The answers are the reference engine's, which are compared with those of transformers in other models."""
+    """Of models of ours, the answers are the reference engine's, which others compare with those of transformers."""
+    if name not in WIDE:
+        return open_golden(name)
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    model = open_model(write_small(folder / f"{name}.gguf", small, **fields))
+    model = open_model(write_small(folder / f"{name}.gguf", WIDE[name]))
     tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 64).astype(np.int32)
     engine, keep_rows = load_engine(model, "reference", "f32"), rows_of(0, 1, 2, 3, 9, 17, 18, 30, 38, 39)
     logits = engine.forward_all(tokens).copy()
@@ -177,45 +162,36 @@ def marked(row: Row, model: str, often: bool) -> Any:
 
 
 # The engines' bookkeeping is judged with their first row; what depends on rows in each, what depends on models in each
-# of those with float32. A GPU shares its bookkeeping with cpu, an NPU with onnx. make test-all has all rows, and all
-# models for logits.
+# engine with float32. A GPU shares its bookkeeping with cpu, an NPU with onnx. make test-all has all rows.
 _FIRST = {row.backend: row for row in reversed(ENGINES)}
 
 
-def settings_of(row: Row, each_row: bool = False, each_model: bool = False, device: bool = False) -> list[Any]:
-    """Of tests that depend on nothing, on rows, on rows and models, or on what runs them."""
-    if row.kv_dtype.startswith("q"):
-        return [marked(row, name, each_row and name == "llama-wide") for name in WIDE]
-    often = ("llama-gqa-tied",) if row is _FIRST[row.backend] or each_row else ()
-    if each_model and row.kv_dtype == "f32" and "@" not in row.backend:
-        often = (*GOLDEN_MODELS, *ODD_POSITIONS)
-    if "@" in row.backend and (row.kv_dtype != "f32" or not (each_row or device)):
-        often = ()
-    odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
-    return [marked(row, name, name in often) for name in ((*GOLDEN_MODELS, *odd) if each_model else GOLDEN_MODELS[:1])]
+def settings_of(
+    model: str = "llama-gqa-tied", *, each_row: bool = False, each_model: bool = False, device: bool = False
+) -> list[Any]:
+    """Of tests that depend on nothing, on rows, on models, or on what runs them."""
+    found = []
+    for row in ENGINES:
+        often = each_row or row is _FIRST[row.backend]
+        if "@" in row.backend:
+            often = row.kv_dtype == "f32" and (each_row or device)
+        wide = model.replace("gqa-tied", "wide").replace("llama-one", "llama-wide-one")
+        found.append(marked(row, wide if row.kv_dtype.startswith("q") else model, often))
+        if each_model and row.kv_dtype == "f32" and "@" not in row.backend:
+            found.append(marked(row, "llama-rope-scaled", True))
+    return found
 
 
-def parametrized(each: list[Any]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("setting", each, indirect=True, ids=str)
+def parametrized(model: str = "llama-gqa-tied", **often: bool) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("setting", settings_of(model, **often), indirect=True, ids=str)
 
 
-def one_layer(each_row: bool) -> pytest.MarkDecorator:
-    return parametrized([
-        marked(
-            row, "llama-wide-one-layer" if row.kv_dtype.startswith("q") else "llama-one-layer",
-            not row.seldom and (each_row or (row is _FIRST[row.backend] and "@" not in row.backend)),
-        )
-        for row in ENGINES
-    ])  # fmt: skip
-
-
-EACH_MODEL = parametrized([each for row in ENGINES for each in settings_of(row, each_row=True, each_model=True)])
-EACH_ROW = parametrized([each for row in ENGINES for each in settings_of(row, each_row=True)])
+EACH_MODEL, EACH_ROW = parametrized(each_row=True, each_model=True), parametrized(each_row=True)
 # Its KV rows depend on their own token and position alone, so an evicted cache has an exact equal.
-ONE_LAYER, ONE_LAYER_EACH_ROW = one_layer(False), one_layer(True)
+ONE_LAYER, ONE_LAYER_EACH_ROW = parametrized("llama-one-layer"), parametrized("llama-one-layer", each_row=True)
 
 
-@pytest.fixture(params=[each for row in ENGINES for each in settings_of(row)], ids=str)
+@pytest.fixture(params=settings_of(), ids=str)
 def setting(request: pytest.FixtureRequest) -> Setting:
     chosen: Setting = request.param
     return chosen
@@ -292,7 +268,7 @@ def test_logits_depend_on_neither_chunk_nor_logits_rows(
     close_to(engine.forward(tokens[30:]), golden.logits[-1])
 
 
-@parametrized([each for row in ENGINES for each in settings_of(row, device=True)])
+@parametrized(device=True)
 def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine()
     running, network = cast(GivenEngine, engine), find_network(engine.spec)
@@ -508,10 +484,7 @@ def test_full_cache_is_saved_after_closing_gaps(open_engine: OpenEngine, golden:
     close_to(other.forward(tokens[:1]), engine.forward(tokens[:1]))
 
 
-@parametrized([
-    marked(row, "llama-one-layer", row is _FIRST[row.backend] and "@" not in row.backend)
-    for row in ENGINES if not row.kv_dtype.startswith("q")
-])  # fmt: skip
+@ONE_LAYER
 def test_foreign_state_is_refused(
     open_engine: OpenEngine, golden: Golden, row: Row, close_to: CloseTo, engines: Engines, tmp_path: Path
 ) -> None:
@@ -586,43 +559,23 @@ def test_bad_tokens_and_rows_are_refused(open_engine: OpenEngine, golden: Golden
 
 @ONE_LAYER
 def test_closed_engine_raises_an_error(open_engine: OpenEngine, golden: Golden) -> None:
+    """llama.cpp's cache, too, whose memory is freed."""
     engine = open_engine()
     engine.forward(golden.tokens[:8])
+    kv, state = engine.kv, engine.kv.save()
     engine.close()
     engine.close()
-    for run in (engine.forward, engine.forward_all):
+    uses: list[Callable[[], object]] = [
+        lambda: engine.forward(golden.tokens[8:9]), lambda: engine.forward_all(golden.tokens[8:9]),
+    ]  # fmt: skip
+    if engine.capabilities.any_tokenizer:
+        uses += [
+            lambda: kv.truncate(4), lambda: kv.truncate(0), lambda: kv.keep(rows_of(0, 1, 2), close_gaps=True), kv.save,
+            lambda: bring_back(kv, state),
+        ]  # fmt: skip
+    for use in uses:
         with pytest.raises(EngineError, match="closed"):
-            run(golden.tokens[8:9])
-
-
-_USE_CLOSED_CACHE = """
-import sys
-from conftest import bring_back, load_engine, open_golden
-from edge.errors import EngineError
-
-golden = open_golden("llama-one-layer")
-engine = load_engine(golden.model, "llamacpp", "f16")
-engine.forward(golden.tokens[:8])
-kv = engine.kv
-state = kv.save()
-engine.close()
-for use in (
-    lambda: kv.truncate(4), lambda: kv.truncate(0), lambda: kv.keep(golden.keep_rows[:3], close_gaps=True),
-    lambda: kv.save(), lambda: bring_back(kv, state),
-):
-    try:
-        use()
-        sys.exit('"accepted"')
-    except EngineError:
-        pass
-print('"refused"')
-"""
-
-
-def test_closed_llamacpp_leaves_its_freed_cache_alone() -> None:
-    """In a process of its own: touching freed memory may take the process with it."""
-    child = run_child(_USE_CLOSED_CACHE)
-    assert (child.status, child.output) == (0, "refused"), child.errors
+            use()
 
 
 # Random use

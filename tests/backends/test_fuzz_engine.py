@@ -96,20 +96,8 @@ TENSORS = (
     "output.weight", "output_norm.bias", "rope_factors_long.weight", "rope_freqs.weight", "token_embd_norm.weight",
 )  # fmt: skip
 EMPTY_OR_ODD = (
-    "",
-    "\0",
-    "a\0b",
-    "x" * 2000,
-    b"\xff\xfe",
-    b"\xe2\x96",
-    " ",
-    "<s>",
-    "\u2581",
-    "\n",
-    "<0x41>",
-    "<0x",
-    "a b",
-)
+    "", "\0", "a\0b", "x" * 2000, b"\xff\xfe", b"\xe2\x96", " ", "<s>", "\u2581", "\n", "<0x41>", "<0x", "a b",
+)  # fmt: skip
 
 Random = random.Random
 
@@ -184,15 +172,8 @@ def change_tensor(rnd: Random, file: GGUF) -> None:
     else:
         kind, at = 0, rnd.randrange(len(shape))
         extent = rnd.choice((1, 2, 8, 16, 17, 32, 48, 64, 65, 96, 128, 272, shape[at] + 32))
-        shapes = (
-            (*shape[:at], extent, *shape[at + 1 :]),
-            shape[::-1],
-            shape[:1],
-            (*shape, 1),
-            (*shape, 2),
-            (1, *shape),
-        )
-        shape = rnd.choice(shapes)
+        other = (*shape[:at], extent, *shape[at + 1 :])
+        shape = rnd.choice((other, shape[::-1], shape[:1], (*shape, 1), (*shape, 2), (1, *shape)))
     file.tensors[name] = (shape, kind, some_data(rnd, shape, kind))
 
 

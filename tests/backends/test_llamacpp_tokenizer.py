@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from test_gguf_file import ARRAY, GGUF, I32, STRING
-from test_pre_tokenizers import MARKS, SEPARATING, gemma4, mixed_texts, named
+from test_pre_tokenizers import SEPARATING, gemma4, mixed_texts, named
 from test_tokenizer import MANUAL, SPM, TEXTS, LlamaCpp, ids, with_tokens
 
 import edge.backends.llamacpp.tokenizer
-from edge.backends import find_backend
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from edge.errors import EdgeError, MissingExtraError, ModelFormatError, UnsupportedError
@@ -74,17 +73,6 @@ def test_one_long_word(tmp_path: Path) -> None:
     tokenizer = LlamaCppTokenizer(read_gguf(named(tmp_path, "exaone-moe")))
     for word in ("a" * 100_000, " " * 100_000, "\u4f60\u597d" * 50_000, "!" * 100_000):
         assert tokenizer.decode(tokenizer.encode(word)) == word
-
-
-def test_users_text_never_becomes_a_mark(tmp_path: Path) -> None:
-    file = read_gguf(gemma4().write(tmp_path / "m.gguf"))
-    tokenizer = LlamaCppTokenizer(file)
-    marks = tokenizer.special_tokens()
-    assert marks.keys() == MARKS.keys() - {"</s>"}
-    for mark, (token, _) in marks.items():
-        assert tokenizer.encode(f"a{mark}b", special=True).tolist().count(token) == 1
-        assert token not in tokenizer.encode(f"a{mark}{mark}b")
-        assert tokenizer.decode(tokenizer.encode(f"a{mark}{mark}b")) == f"a{mark}{mark}b"
 
 
 def test_second_start_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +174,3 @@ def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
     assert likely
     file.metadata["tokenizer.ggml.suppress_tokens"] = (ARRAY, (I32, likely))
     assert answer(file) != first
-
-
-@pytest.mark.parametrize("backend", ["cpu", "onnx", "reference"])
-def test_other_engines_name_the_remedy(tmp_path: Path, backend: str) -> None:
-    path = unknown().write(tmp_path / "m.gguf")
-    model = open_model(path)
-    with pytest.raises(UnsupportedError, match=r"is not supported yet: use --backend llamacpp$"):
-        find_backend(backend, model.file, model.spec)

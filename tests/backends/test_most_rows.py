@@ -36,12 +36,6 @@ def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:
     assert planned(model, kv_memory="1MiB") <= 20
 
 
-def test_engine_itself_refuses_them(engines: Engines) -> None:
-    with pytest.raises(UnsupportedError, match=r"24 KV rows are too many: llama.cpp ignores"):
-        load_engine(opened(WINDOW), "llamacpp", "f16", capacity=ROWS)
-    engines(load_engine(opened(WINDOW), "llamacpp", "f16", capacity=20))
-
-
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "qwen2", "llama"])
 def test_plan_and_engine_agree_whose_windows_llama_cpp_knows(
     architecture: str, tmp_path: Path, engines: Engines

@@ -6,7 +6,6 @@ How long anything takes is never judged, except that parts are not longer than t
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,15 +16,10 @@ from small_models import Small, write_small
 from edge.backends import find_backend
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import Piece, pieces
-from edge.backends.tvm.compiler.compiled import design_key
-from edge.backends.tvm.cpu.timing import CALLS, NANOSECONDS, read_counters
-from edge.backends.tvm.design import Design
+from edge.backends.tvm.cpu.timing import NANOSECONDS, read_counters
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.targets import choose_target
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
-from edge.storage import cache
 
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
 LAYERS, TOKENS, CONTEXT = 2, 11, 20  # a chunk of 8 tokens, and one of 3
@@ -86,7 +80,6 @@ def test_tvm_counts_bytes_and_flops(quantized: Model) -> None:
 
 def test_timed_pass_gives_the_same_logits_and_sums_its_phases(quantized: Model) -> None:
     """The parts lie inside of the whole, by the same clock."""
-    design = Design.of(make_layout(quantized.file, quantized.spec), "f16", choose_target())
     plain = NativeEngine(quantized.file, quantized.spec, CONFIG)
     timed = NativeEngine(quantized.file, quantized.spec, CONFIG, timed=True)
     try:
@@ -100,19 +93,9 @@ def test_timed_pass_gives_the_same_logits_and_sums_its_phases(quantized: Model) 
             parts = counted[0, :, 1:, :, NANOSECONDS]
             assert 0 < parts.sum() <= lasted
             assert (parts >= 0).all()
-            for _ in range(5000):  # the other thread books its last wait when this one has gone on already
-                calls = read_counters(timed.times, LAYERS)[..., CALLS]
-                if (calls[0] == calls[1]).all():
-                    break
-                time.sleep(1e-3)
-            assert (calls[0] == calls[1]).all()
     finally:
         plain.close()
         timed.close()
-    found = [cache.find("kernels", design_key(each), ".img") for each in (design, replace(design, timed=True))]
-    sizes = [image.stat().st_size for image in found if image is not None]
-    assert len(sizes) == 2
-    assert sizes[0] < sizes[1]  # no timers in a plain one
 
 
 @pytest.mark.parametrize(

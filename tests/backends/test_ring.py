@@ -19,7 +19,7 @@ from test_conformance import OTHERS, SEEDS, run_operations
 from edge.backends import find_backend, ring
 from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError, end_of
-from edge.backends.ring import LayerKinds, Ring
+from edge.backends.ring import Ring
 from edge.model.model import open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
@@ -29,14 +29,6 @@ from edge.run.starting.loading import load
 WINDOW = 20  # of these models
 ENGINES = ["cpu", *(["onnx"] if find_spec("onnxruntime") else [])]
 on_engines = pytest.mark.parametrize("backend", ENGINES)
-
-
-def test_layers_of_one_kind_have_no_ring() -> None:
-    assert LayerKinds.of((0, 0)) == LayerKinds((0, 1), (), 0)
-    assert LayerKinds.of((8, 8)) == LayerKinds((0, 1), (), 0)
-    assert LayerKinds.of((8, 0, 8)) == LayerKinds((1,), (0, 2), 8)
-    assert LayerKinds.of((8, 0, 8)).ring_rows(1000, 16) == 8 + 16 + 4
-    assert LayerKinds.of((8, 0, 8)).ring_rows(10, 16) == 10
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +121,6 @@ def test_saved_state_fits_caches_of_other_sizes(backend: str, engines: Engines) 
 @pytest.mark.parametrize("capacity", [24, 300])
 def test_plans_count_the_ring_of_onnx(observes: bool, capacity: int, engines: Engines) -> None:
     """The native engine's are counted in test_pass_memory.py."""
-    pytest.importorskip("onnxruntime")
     model = open_model(GOLDEN / "gemma3.gguf")
     for dtype in ("f32", "f16"):
         engine = engines(load_engine(model, "onnx", dtype, capacity=capacity, chunk=8, observes=observes))

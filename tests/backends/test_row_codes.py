@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Engines, load_engine, open_golden
+from conftest import Engines, exhaustive, load_engine, open_golden
 from heads_oracle import HeadOracle
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
-from test_architectures import require_native
 
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv import row_formats as codes
 from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.targets import choose_target
-from edge.model.cores import Attention
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -39,23 +37,6 @@ def some_rows(seed: int, *shape: int) -> FloatArray:
 
 
 # In NumPy
-
-
-@pytest.mark.parametrize("dtype", codes.FORMATS)
-def test_rows_of_models_without_attention_have_no_bytes(dtype: str) -> None:
-    assert codes.row_bytes(Attention(1, 1, 0, 1.0), dtype) == 0
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_hadamard_is_its_definition(head: int) -> None:
-    """Sylvester's matrices of ±1, one beside the other, made orthonormal."""
-    block = next(size for size in (256, 128, 64, 32, 16) if head % size == 0)
-    matrix = np.ones((1, 1))
-    while len(matrix) < block:
-        matrix = np.kron([[1, 1], [1, -1]], matrix)
-    matrix = np.kron(np.eye(head // block), matrix) / np.sqrt(block)
-    np.testing.assert_allclose(codes.hadamard(np.eye(head, dtype=np.float32)), matrix, atol=1e-6)
-    np.testing.assert_allclose(matrix @ matrix, np.eye(head), atol=1e-12)
 
 
 @given(heads, seeds, st.floats(-3, 1))
@@ -85,23 +66,9 @@ def test_rows_beyond_float16_are_cut_to_it() -> None:
 # In compiled code
 
 
-SIZES = {  # head, heads, KV heads, window
-    "heads-of-64": (64, 6, 2, 0), "heads-of-80": (80, 1, 1, 0), "heads-of-10": (10, 4, 2, 0),
-    "heads-of-256": (256, 2, 2, 0), "window": (32, 4, 2, 9),
-}  # fmt: skip
-
-
-USUAL = ("heads-of-64",)
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(SIZES[name], id=name, marks=[] if name in USUAL else [pytest.mark.exhaustive]) for name in SIZES
-    ]
-)
+@pytest.fixture(params=[(64, 6, 2, 0), *(exhaustive(each) for each in ((80, 1, 1, 0), (10, 4, 2, 0), (32, 4, 2, 9)))])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    """With weights in float32 nothing is rounded but the rows."""
-    require_native()
+    """Values of a head, heads, KV heads, and a window. With weights in float32 nothing is rounded but the rows."""
     head, count, kv_heads, window = request.param
     small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32", window=window)
     return open_model(write_small(tmp_path / "model.gguf", small))
@@ -208,7 +175,6 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Engines, sizes: 
 
 @pytest.mark.parametrize("close_gaps", [False, True])
 def test_kept_rows_and_rotated_sinks_are_unchanged(engines: Engines, *, close_gaps: bool) -> None:
-    require_native()
     engine = native(open_golden("llama-gqa-tied").model, INT4)
     engines(engine)
     engine.forward_all(some_tokens(open_golden("llama-gqa-tied").model, 60))
