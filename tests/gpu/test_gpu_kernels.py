@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -128,6 +128,20 @@ class Packed:
         self.words = np.concatenate([self.words, values.view(np.uint32), padding])
         return vector
 
+    def factors(self, kinds: Sequence[str], rows: Sequence[int], columns: int) -> tuple[Factor, ...]:
+        """Matrices of several block types, one behind the other in the results; behind the first with biases."""
+        found = list[Factor]()
+        for kind, count in zip(kinds, rows, strict=False):
+            at = sum(each.matrix.rows for each in found)
+            bias = self.vector(normal(count, seed=9)) if at else None
+            found.append(Factor(self.matrix(kind, count, columns), bias, at))
+        return tuple(found)
+
+    def results(self, x: FloatArray) -> FloatArray:
+        """Those of `factors`."""
+        first, *others = self.expected
+        return np.concatenate([x @ first.T, *(x @ each.T + normal(len(each), seed=9) for each in others)], axis=1)
+
 
 def padded(x: FloatArray) -> FloatArray:
     return np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
@@ -156,36 +170,28 @@ MIXED = ("F32", "Q4_0", "Q6_K"), ("Q8_0", "Q5_1", "IQ4_NL"), ("IQ4_XS", "TQ2_0",
     "kinds", [*MIXED, *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))], ids="-".join
 )
 def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[str, ...]) -> None:
-    """Matrices of several block types, one behind the other in the results, as of q, k and v."""
-    packed, rows, columns, tokens = Packed(), (21, 8, 16), 256, 9
-    factors, at = [], 0
-    for kind, count in zip(kinds, rows, strict=False):
-        bias = packed.vector(normal(count, seed=9)) if at else None
-        factors.append(Factor(packed.matrix(kind, count, columns), bias, at))
-        at += count
-    x = normal(tokens, columns)
-    expected = x @ np.concatenate(packed.expected).T
-    expected[:, 21:] += np.concatenate([zeros(0), *(normal(count, seed=9) for count in rows[1 : len(kinds)])])
-    product = Product("edge_product", tuple(factors), Epilogue("store", at))
-    both(device, product, {"out": zeros(tokens, at), "x": x, "w": packed.words, "expected": expected})
+    """As of queries, keys and values."""
+    packed, x = Packed(), normal(9, 256)
+    factors, expected = packed.factors(kinds, (21, 8, 16), 256), packed.results(x)
+    product = Product("edge_product", factors, Epilogue("store", expected.shape[1]))
+    both(device, product, {"out": zeros(*expected.shape), "x": x, "w": packed.words, "expected": expected})
 
 
-@pytest.mark.parametrize("kind", ["F16", pytest.param("F32", marks=MORE)])
-def test_products_add_what_adapters_change(device: Device, kind: str) -> None:
+def test_products_add_what_adapters_change(device: Device) -> None:
     """Behind the biases of matrices side by side, of which one has no adapter; and inside an activation."""
     packed, rows, rank, tokens = Packed(), (21, 8, 16), 24, 9
-    a = packed.matrix(kind, rank, 64)
+    a = packed.matrix("F16", rank, 64)
     factors, expected, x, low = [], [], normal(tokens, 64), normal(tokens, 3 * rank, seed=4)
     for number, count in enumerate(rows):
         matrix, bias = packed.matrix("Q4_0", count, 64), normal(count, seed=9)
         factors.append(Factor(matrix, packed.vector(bias), sum(rows[:number])))
         expected.append(x @ packed.expected[-1].T + bias)
-    store, floats = np.zeros(0, np.uint32), np.float32 if kind == "F32" else np.float16
+    store = np.zeros(0, np.uint32)
     for number in (0, 2):
-        values = normal(rows[number], rank, seed=number + 5).astype(floats)
+        values = normal(rows[number], rank, seed=number + 5).astype(np.float16)
         expected[number] += low[:, number * rank :][:, :rank] @ values.astype(np.float32).T
         place = LowRank("", a, store.size, rows[number])
-        words = pack_floats(values.view(np.uint8), place.row_words, BLOCKS[kind])
+        words = pack_floats(values.view(np.uint8), place.row_words, BLOCKS["F16"])
         factors[number], store = replace(factors[number], low=place), np.concatenate([store, words.reshape(-1)])
     arrays = {"x": x, "w": packed.words, "low": low, "lora4": store}
     product = Product("edge_product", tuple(factors), Epilogue("store", sum(rows)))
@@ -245,26 +251,23 @@ def test_weights_arrive_slice_by_slice(name: str, limit: int) -> None:
     assert weights.nbytes <= packed_bytes(spec) <= 1.15 * weights.nbytes
     assert max(weights.buffers.values()) <= limit
 
-    def floats(buffer: str, matrix: Matrix) -> FloatArray:
-        assert matrix.kind == "F32"  # other types: the tests above
-        return buffers[buffer][matrix.at : matrix.at + matrix.words].view(np.float32).reshape(matrix.rows, -1)
+    def floats(buffer: str, where: Matrix | Vector) -> FloatArray:
+        words = buffers[buffer][where.at :].view(np.float32)
+        if isinstance(where, Vector):
+            return words[: where.size]
+        assert where.kind == "F32"  # other types: the tests above
+        return words[: where.words].reshape(where.rows, -1)
 
-    found = dict[str, FloatArray]()
     layouts = [(f"layer.{number}", f"blk.{number}.", layout) for number, layout in enumerate(weights.layers)]
-    for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
-        for tensor, where in layout.tensors:
-            if isinstance(where, Matrix):
-                found[prefix + tensor] = floats(buffer, where)
-            else:
-                found[prefix + tensor] = buffers[buffer][where.at : where.at + where.size].view(np.float32)
+    found = {
+        prefix + tensor: floats(buffer, where)
+        for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)] for tensor, where in layout.tensors
+    }  # fmt: skip
     for layer, experts in enumerate(weights.experts):
         for tensor, where in experts[0].layout.tensors if experts else ():
-            assert isinstance(where, Matrix)
-            each = [
-                floats(piece.buffer, replace(where, at=piece.place(where, number).at))
-                for piece in experts for number in range(piece.count)
-            ]  # fmt: skip
-            found[f"blk.{layer}.{tensor}"] = np.stack(each)
+            found[f"blk.{layer}.{tensor}"] = np.stack([
+                floats(piece.buffer, piece.place(where, number)) for piece in experts for number in range(piece.count)
+            ])  # fmt: skip
     found["token_embd"] = np.concatenate([floats(each.buffer, each.matrix) for each in weights.embedding])
     if weights.head != weights.embedding:
         found["output"] = np.concatenate([floats(each.buffer, each.matrix) for each in weights.head])

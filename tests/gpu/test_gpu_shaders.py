@@ -1,7 +1,7 @@
 """What the generator writes for GPUs, judged by compilers of those languages. None of them needs a GPU.
 
 Dawn compiles WGSL for Chromium and is stricter about uniform control flow than the compiler of wgpu. NVRTC and oclgrind
-take one small model; others, and every golden model, come with the exhaustive tests.
+take one small model; others come with the exhaustive tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from conftest import GOLDEN, exhaustive
 from gguf import GGMLQuantizationType
 from lora_files import write_adapter
-from shaders import dawn_says, has_dawn, metal_says
+from shaders import dawn_says, has_dawn
 from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
@@ -29,7 +29,7 @@ from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.hosts import Adapter, Limits
 from edge.backends.tvm.gpu.program import Program
 from edge.backends.tvm.packing.blocks import BLOCKS
-from edge.errors import UnsupportedError
+from edge.errors import EngineError
 from edge.model.model import open_model
 
 pytest.importorskip("tvm")
@@ -47,48 +47,31 @@ FAMILIES = {
     "qwen35": "int8", "lfm2": "f16", "qwen35moe": "f32", "gpt-oss": "int8",
     "gemma4": "int4", "falcon-h1": "int8", "deepseek2": "int4", "minicpm3": "f16",
 }  # fmt: skip
-# As `edge tune` might find them.
-TUNINGS: tuple[dict[str, int], ...] = (
-    USUAL,
-    {"rows": 1, "split": 64, "workgroup": 256, "attend": 256},
-    {"rows": 4, "split": 4, "workgroup": 32, "gemm_tokens": 16, "gemm_rows": 64, "attend": 64},
-)
-
-
 # Products with adapters bind most buffers where they have experts, vectors for each layer, or a norm behind them.
 ADAPTED = ("gemma3", "qwen35moe", "gemma4")
 
 
 @cache
-def program(path: Path, language: str, kv_dtype: str = "f16", tuning: int = 0, rank: int = 0) -> Program:
+def program(path: Path, language: str, kv_dtype: str = "f16", rank: int = 0) -> Program:
     from edge.backends.tvm.cpu.lowering import import_compiler
 
     import_compiler()
     from edge.backends.tvm.gpu.generator import generate
 
     model = open_model(path)
-    config = replace(CONFIG, kv_dtype=kv_dtype, tuning=TUNINGS[tuning], lora_rank=rank)
+    config = replace(CONFIG, kv_dtype=kv_dtype, lora_rank=rank)
     return generate(Design.of(model.file, model.spec, config, replace(ADAPTER, language=language)))
 
 
 @pytest.fixture(scope="module")
 def block_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has each block type in a matrix."""
-    return write_blocks(tmp_path_factory.mktemp("blocks") / "each.gguf", layers=4, step=7)
-
-
-@pytest.fixture(scope="module")
-def block_types_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has each block type in each matrix of a layer."""
-    return write_blocks(tmp_path_factory.mktemp("blocks") / "all.gguf", layers=len(BLOCKS), step=1)
-
-
-def write_blocks(path: Path, layers: int, step: int) -> Path:
     kinds = [kind for kind in BLOCKS if kind in GGMLQuantizationType.__members__]
     names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    places = [(f"blk.{layer}.{name}", layer * step + at) for layer in range(layers) for at, name in enumerate(names)]
-    types = {place: kinds[number % len(kinds)] for place, number in places}
-    return write_small(path, Small(layers, hidden=256, heads=4, head=64, ffn=256, types={**types, "": "Q6_K"}))
+    places = [f"blk.{layer}.{name}" for layer in range(4) for name in names]
+    types = {place: kinds[number % len(kinds)] for number, place in enumerate(places)}
+    small = Small(layers=4, hidden=256, heads=4, head=64, ffn=256, types={**types, "": "Q6_K"})
+    return write_small(tmp_path_factory.mktemp("blocks") / "each.gguf", small)
 
 
 def sources(programs: Mapping[str, Program]) -> dict[str, str]:
@@ -154,19 +137,6 @@ def test_kernels_keep_to_portable_limits(often: bool) -> None:
             assert all(part.offset % 256 == 0 for part in dispatch.slices)
 
 
-@pytest.mark.exhaustive
-def test_programs_without_adapter_equal_plain_ones() -> None:
-    for name in ADAPTED:
-        path, kv_dtype = GOLDEN / f"{name}.gguf", FAMILIES[name]
-        plain, adapted = (program(path, "wgsl", kv_dtype, rank=rank) for rank in (0, 8))
-        for each in plain.passes:
-            ours, theirs = (
-                [(made.kernels[one.kernel].source.replace(one.kernel, ""), one.slices) for one in made.dispatches(each)]
-                for made in (plain, adapted)
-            )
-            assert ours == theirs
-
-
 @pytest.mark.parametrize(("language", "entry"), [("metal", "kernel void {}("), ("cuda", 'extern "C" __global__ void')])
 def test_other_languages_have_the_same_kernels(language: str, entry: str) -> None:
     made, wgsl = (program(GOLDEN / "llama-one-layer.gguf", each) for each in (language, "wgsl"))
@@ -175,35 +145,6 @@ def test_other_languages_have_the_same_kernels(language: str, entry: str) -> Non
     for name, kernel in made.kernels.items():
         assert entry.format(name) in kernel.source
         assert f"{name}(" in kernel.source
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler c++")
-def test_metal_kernels_are_c_plus_plus(block_types: Path, tmp_path: Path) -> None:
-    """Metal's language is C++, if with other functions: no compiler of its own is at hand."""
-    made = sources({"blocks": program(block_types, "metal"), **dict(families("metal"))})
-    assert metal_says(made, tmp_path) == []
-    name, text = next(iter(made.items()))
-    for wrong in ("min(1, 1u)", "as_type<float4>(1)", "atan(1.0f)"):
-        assert metal_says({name: text.replace(") {\n", f") {{\n  {wrong};\n", 1)}, tmp_path), wrong
-    assert metal_says({name: text.replace(") {\n", ") {\n  {\n    threadgroup int x;\n  }\n", 1)}, tmp_path)
-
-
-def all_programs(language: str) -> Iterator[tuple[str, Program]]:
-    for path in sorted(GOLDEN.glob("*.gguf")):
-        for tuning in range(len(TUNINGS)):
-            for kv_dtype in ("f32", "f16", "int8", "int4"):
-                try:
-                    yield f"{path.stem} {kv_dtype} {tuning}", program(path, language, kv_dtype, tuning)
-                except UnsupportedError:
-                    continue  # an architecture without a network
-
-
-@dawn
-@pytest.mark.exhaustive
-def test_dawn_compiles_the_kernels_of_every_golden_model(block_types_everywhere: Path) -> None:
-    programs = {"blocks": program(block_types_everywhere, "wgsl"), **dict(all_programs("wgsl"))}
-    assert dawn_says(sources(programs)) == {}
 
 
 @pytest.mark.parametrize("language", ["cuda", "metal"])  # the others' children work for the tests of those drivers
@@ -217,31 +158,27 @@ def test_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.wing("CUDA by NVRTC")
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
-@pytest.mark.parametrize("which", ["llama-one-layer", exhaustive("gemma3"), exhaustive("all")])
-def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("often", [True, exhaustive(False)])
+def test_nvrtc_compiles_kernels(often: bool) -> None:
     from edge.backends.tvm.gpu.hosts.cuda import compile_source
 
-    if which == "all":
-        path: Path = request.getfixturevalue("block_types")
-        programs = {"blocks": program(path, "cuda"), **dict(families("cuda"))}
-    else:
-        rank = 0 if which == "llama-one-layer" else 8
-        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32", rank=rank)}
+    path = GOLDEN / "llama-one-layer.gguf"
+    programs = {"one layer": program(path, "cuda", "f32")} if often else dict(families("cuda"))
     for source, name in {source: name for name, source in sources(programs).items()}.items():
         assert compile_source(name.partition(": ")[2], source, "sm_70")
+    source = next(iter(sources(programs).values()))
+    with pytest.raises(EngineError, match=r"could not compile broken: .*\"undeclared\" is undefined") as caught:
+        compile_source("broken", source.rstrip().removesuffix("}") + "undeclared = 1; }", "compute_75")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.wing("kernels under oclgrind")
 @pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
 @pytest.mark.parametrize(("name", "kv_dtype", "rank"), [
     ("llama-one-layer", "f16", 0),
-    exhaustive("llama-one-layer", "f16", 3),
+    exhaustive("llama-one-layer", "int8", 3),
     exhaustive("gemma3", "f32", 8),
-    *(
-        exhaustive(name, kv_dtype, 0)
-        for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8", "int4")
-        if (name, kv_dtype) != ("llama-one-layer", "f16")
-    ),
+    *(exhaustive(name, "int4", 0) for name in ("gpt2", "qwen35", "lfm2")),
 ])  # fmt: skip
 def test_kernels_neither_race_nor_leave_their_buffers(name: str, kv_dtype: str, rank: int, tmp_path: Path) -> None:
     """oclgrind interprets a chunk and a step, with eviction between them. rank: of an adapter; 0 for none."""

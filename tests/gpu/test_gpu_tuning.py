@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN, SOME_GPU, on_gpu
-from test_cli import edge_json
 
 from edge.backends import engine_named
 from edge.backends.base import PHASES, EngineConfig, Operator
@@ -60,23 +59,6 @@ def test_untunable_values_never_reach_a_compiler(
     write(make_subject(model.spec, choose_adapter(), "f16"), values)
     assert find_tuned(model.spec, "f16") is None
     assert "does not know" in caplog.text
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_command_from_tuning_to_a_run() -> None:
-    path = str(GOLDEN / "llama-one-layer.gguf")
-    with on_gpu(SOME_GPU):
-        found = edge_json("tune", path, "--backend", "gpu", "--trials", "1", "--time", "10m", "--json")
-        assert found["trials"] == found["measured"] == 1
-        assert (found["gain"] >= 1, found["late"], found["interrupted"]) == (True, False, False)
-        assert found["subject"]["family"] == make_subject(open_model(path).spec, choose_adapter(), "f16").family
-        (known,) = edge_json("tune", "--show", "--json")["records"]
-        assert known["name"] == found["name"]
-        assert len(edge_json("tune", "--show", path, "--backend", "gpu", "--json")["trials"]) == 1
-        assert found["name"] in edge_json("plan", path, "--backend", "gpu", "--json")["tuned"]
-        report = edge_json("run", path, "--backend", "gpu", "--raw", "-p", "hi", "-n", "2", "--json")
-        assert found["name"] in report["plan"]["tuned"]
 
 
 def timed(model: Model, tokens: int, context: int) -> dict[str, Operator]:

@@ -79,16 +79,7 @@ extern "C" int launch(void *const *given, int groups_x, int groups_y, int count)
     path = folder / hashlib.sha256(source.encode()).hexdigest()[:16]
     if not path.with_suffix(".so").exists():
         path.with_suffix(".cpp").write_text(source)
-        command = [
-            "g++",
-            "-std=c++17",
-            "-O0",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-o",
-            path.with_suffix(".so"),
-            path.with_suffix(".cpp"),
-        ]
+        options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o"]
+        command = ["g++", *options, path.with_suffix(".so"), path.with_suffix(".cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(path.with_suffix(".so")))
