@@ -35,9 +35,9 @@ def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray
     return np.concatenate([engine.forward_all(part).copy() for part in parts])
 
 
-def write_undescribed(path: Path) -> Path:
-    """A small Llama as XVERSE, which llama.cpp alone runs."""
+def write_undescribed(path: Path, architecture: str = "xverse") -> Path:
+    """A small Llama under another name, by default XVERSE, which llama.cpp alone runs."""
     file = GGUF.read(GOLDEN / "llama-gqa-tied.gguf")
-    file.metadata = {key.replace("llama.", "xverse."): value for key, value in file.metadata.items()}
-    file.metadata["general.architecture"] = (STRING, "xverse")
+    file.metadata = {key.replace("llama.", f"{architecture}."): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, architecture)
     return file.write(path)

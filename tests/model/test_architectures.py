@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CHUNK, GOLDEN, SOME_GPU, Engines, bring_back, load_engine
+from conftest import CHUNK, GOLDEN, SOME_GPU, Engines, bring_back, exhaustive, load_engine
+from golden_models import require_native  # noqa: F401
 from heads_oracle import HeadOracle
 
 from edge.errors import UnsupportedError
@@ -70,9 +70,9 @@ class Row:
 REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
-NATIVE = Row("cpu", "f32", EXACT), Row("cpu", "f16", 8e-2), Row("cpu", "int8", 8e-1)
+NATIVE = Row("cpu", "f32", EXACT)
 GPU = Row(f"gpu@{SOME_GPU}", "f32", EXACT)
-SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
+SLOW = pytest.param(NATIVE, marks=pytest.mark.slow)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
 OLD_FORMULAS = (
     "arcee", "chatglm", "ernie4_5", "gemma", "gemma3-linear", "glm4", "granite", "llama-linear", "llama-llama3",
@@ -91,34 +91,18 @@ def cases() -> list[Any]:
     """Engines × golden models: float32 rows in `make test`. Each shape compiles anew."""
     return [
         pytest.param(row, name, id=f"{row}-{name}", marks=marks_of(row, name))
-        for name in NAMES for row in (REFERENCE, *LLAMACPP, *ONNX, *NATIVE, GPU)
-        if not (row in LLAMACPP and name == "llama-window")
+        for name in NAMES for row in (REFERENCE, *LLAMACPP, *ONNX, NATIVE, GPU)
+        if (row.kv_dtype == "f32" or f"{row}-{name}" in SMALL_ROWS) and not (row in LLAMACPP and name == "llama-window")
     ]  # fmt: skip
 
 
 def marks_of(row: Row, name: str) -> list[pytest.MarkDecorator]:
-    often = GPU_OFTEN if row == GPU else NAMES
-    seldom = name not in often or name in {"cpu": OLD_FORMULAS, "onnx": OLD_GRAPHS}.get(row.backend, ())
-    seldom = seldom or (row.kv_dtype != "f32" and f"{row}-{name}" not in SMALL_ROWS)
+    seldom = name in {"cpu": OLD_FORMULAS, "onnx": OLD_GRAPHS}.get(row.backend, ())
+    seldom = seldom or (row == GPU and name not in GPU_OFTEN)
     return [pytest.mark.slow] * (row.backend == "cpu") + [pytest.mark.exhaustive] * seldom
 
 
 ENGINES = pytest.mark.parametrize(("row", "name"), cases())
-
-
-@pytest.fixture(autouse=True)
-def native_here(request: pytest.FixtureRequest) -> None:
-    """The native engine and ONNX Runtime are tested where they are installed and run."""
-    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "cpu":
-        require_native()
-    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "onnx":
-        pytest.importorskip("onnxruntime")
-
-
-def require_native() -> None:
-    pytest.importorskip("tvm_ffi")
-    if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("the native engine runs on x86-64")
 
 
 @ENGINES
@@ -168,7 +152,7 @@ def test_longrope_chooses_factors_by_text(row: Row, engines: Engines) -> None:
     assert np.abs(long - family.expected).max() > 1
 
 
-@pytest.mark.parametrize("row", [ONNX[0], SLOW, GPU], ids=str)
+@pytest.mark.parametrize("row", [ONNX[0], SLOW, exhaustive(GPU)], ids=str)
 def test_text_that_outgrows_original_context(row: Row, engines: Engines) -> None:
     """Its keys are rotated anew, on every engine alike, and saved rows keep the factors that they have."""
     model = open_family("phi3-longrope").model
@@ -203,9 +187,9 @@ def test_text_that_outgrows_original_context(row: Row, engines: Engines) -> None
 @pytest.mark.parametrize(
     ("row", "name"),
     [
-        *(pytest.param(NATIVE[0], each, marks=pytest.mark.slow) for each in ("gemma2", "gemma3", "llama-window")),
+        *(pytest.param(NATIVE, each, marks=pytest.mark.slow) for each in ("gemma2", "gemma3", "llama-window")),
         (ONNX[0], "gemma2"), (ONNX[0], "gemma3"),
-        *(pytest.param(GPU, each, marks=pytest.mark.exhaustive) for each in ("gemma2", "gemma3")),
+        exhaustive(GPU, "gemma3"),
     ],
     ids=str,
 )  # fmt: skip

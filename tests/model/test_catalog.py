@@ -27,11 +27,7 @@ from edge.model.reader import read_spec
         ("hf.co/only-a-user", "'hf.co/only-a-user' names no model: write hf.co/USER/REPO"),
         ("https://example.org/model.gguf", "no such model file: https://example.org/model.gguf"),
         ("models/nope.gguf", "no such model file: models/nope.gguf"),
-        ("/nope/model", "no such model file"),
-        (
-            "nothing like it",
-            r"no such model file: nothing like it \(known names: smollm2-135m, gemma3-270m, whisper-tiny\.en, ",
-        ),
+        ("nothing like it", r"no such model file: nothing like it \(known names: smollm2-135m, gemma3-270m, "),
     ],
 )
 def test_names_of_absent_models(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,36 +84,23 @@ def test_names_and_paths_that_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert label == "gemma3 268M Q5_0"  # of the layers: 63 % of the parameters are an embedding in Q8_0
 
 
-@pytest.mark.parametrize(
-    ("files", "name", "says"),
-    [
-        (
-            ["config.json", "model.safetensors"],
-            "",
-            "is a Hugging Face folder: edge convert 'my model' 'my model.gguf' f",
-        ),
-        (
-            ["config.json", "model.safetensors"],
-            "model.safetensors",
-            "belongs to a Hugging Face folder: edge convert 'my",
-        ),
-        (["config.json"], "config.json", "belongs to a Hugging Face folder"),
-        (["edge.json", "model.onnx"], "model.onnx", "is a part of a model: pass its folder, my model$"),
-        (["edge.json", "metadata.gguf"], "metadata.gguf", "is a part of a model: pass its folder"),
-        (["model-Q4_0.gguf", "z.gguf"], "", "is a folder: pass a file in it, such as my model/model-Q4_0.gguf"),
-        (["adapter_config.json", "adapter_model.safetensors"], "", "is what PEFT trained for a model"),
-        (["notes.txt"], "", "is a folder without an edge.json"),
-        (["model.safetensors"], "model.safetensors", "holds only weights"),
-        (["model.onnx"], "model.onnx", "was not written by edge convert"),
-    ],
-)
+@pytest.mark.parametrize(("files", "name", "says"), [
+    ("config.json model.safetensors", "", "is a Hugging Face folder: edge convert 'my model' 'my model.gguf' f"),
+    ("config.json model.safetensors", "model.safetensors", "belongs to a Hugging Face folder: edge convert 'my"),
+    ("edge.json model.onnx", "model.onnx", "is a part of a model: pass its folder, my model$"),
+    ("model-Q4_0.gguf z.gguf", "", "is a folder: pass a file in it, such as my model/model-Q4_0.gguf"),
+    ("adapter_config.json adapter_model.safetensors", "", "is what PEFT trained for a model"),
+    ("notes.txt", "", "is a folder without an edge.json"),
+    ("model.safetensors", "model.safetensors", "holds only weights"),
+    ("model.onnx", "model.onnx", "was not written by edge convert"),
+])  # fmt: skip
 def test_parts_of_models_name_the_whole(
-    files: list[str], name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: str, name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("my model")
     folder.mkdir()
-    for each in files:
+    for each in files.split():
         (folder / each).touch()
     with pytest.raises(EdgeError, match=says):
         find_model(folder / name)

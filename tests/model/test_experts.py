@@ -10,26 +10,20 @@ import pytest
 from conftest import SOME_GPU, Engines, load_engine
 from fallbacks import logits_of, open_fallback
 from small_models import Small, write_small
-from test_gguf_file import GGUF, U32
+from test_gguf_file import GGUF
 
-from edge.backends import find_backend
-from edge.backends.base import EngineConfig
 from edge.backends.reference import attention
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.gpu import design
 from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
-from edge.errors import ModelFormatError
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
 GPU = f"gpu@{SOME_GPU}"
 # Rows of whole blocks of any type; more experts than vectors have lanes; tiles that do not divide among 3 threads.
 WIDE = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "head": 64, "ffn": 256, "experts": 20, "used": 3}
-TYPES = (
-    {"": "MXFP4", "token_embd": "Q8_0"}, {"": "Q4_0", "ffn_down_exps": "Q8_0"},
-    {"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K"}, {"": "Q8_0"},
-)  # fmt: skip
+MIXED = {"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K", "token_embd": "Q8_0"}
 
 cpu_and_gpu = pytest.mark.parametrize("backend", ["cpu", pytest.param(GPU, marks=pytest.mark.exhaustive)])
 
@@ -45,34 +39,31 @@ def tokens_for(model: Model, count: int) -> IntArray:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("used", "least"), [(3, 0.99), (20, 0.999)])
-@pytest.mark.parametrize("types", [pytest.param(types, id=types[""]) for types in TYPES])
-def test_quantized_experts_match_dequantized(
-    types: dict[str, str], used: int, least: float, tmp_path: Path, engines: Engines
-) -> None:
-    """Against gguf's dequantization. Where activations of 8 bits cannot change the choice, answers are closer."""
-    model = small_model(tmp_path, types=types, used=used)
+def test_quantized_experts_match_dequantized(tmp_path: Path, engines: Engines) -> None:
+    """Against gguf's dequantization; of all experts, so that activations of 8 bits cannot change the choice."""
+    model = small_model(tmp_path, types=MIXED, used=20)
     tokens = tokens_for(model, 45)
     expected, exact, fast = (
         engines(load_engine(model, *each)).forward_all(tokens)
         for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
     )
     np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
-    assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > least
+    assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > 0.999
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @cpu_and_gpu
-@pytest.mark.parametrize(("experts", "used"), [(1, 1), (16, 16), (33, 2)])
-def test_any_number_of_experts_matches_reference(
-    experts: int, used: int, backend: str, tmp_path: Path, engines: Engines
-) -> None:
-    """One, all of them, and more than whole vectors hold; of widths that are no whole tiles."""
-    model = small_model(tmp_path, layers=1, hidden=64, head=16, ffn=24, experts=experts, used=used)
-    tokens = tokens_for(model, 21)
+def test_any_number_of_experts_matches_reference(backend: str, tmp_path: Path, engines: Engines) -> None:
+    """More than whole vectors hold; of widths that are no whole tiles."""
+    model = small_model(tmp_path, layers=1, hidden=64, head=16, ffn=24, experts=33)
+    assert_as_reference(model, backend, [9, 1, 11], engines)
+
+
+def assert_as_reference(model: Model, backend: str, pieces: list[int], engines: Engines) -> None:
+    tokens = tokens_for(model, sum(pieces))
     expected, found = (
-        logits_of(engines(load_engine(model, each, "f32")), tokens, [9, 1, 11]) for each in ("reference", backend)
+        logits_of(engines(load_engine(model, each, "f32")), tokens, pieces) for each in ("reference", backend)
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
@@ -84,8 +75,7 @@ def test_sinks_share_observed_attention(threads: int, monkeypatch: pytest.Monkey
     seen: list[FloatArray] = []
     softmax = attention.softmax
     monkeypatch.setattr(attention, "softmax", lambda x: seen.append(softmax(x)) or seen[-1])
-    module = find_backend("cpu", model.file, model.spec)
-    engine = engines(module.load(model.file, model.spec, EngineConfig(128, 8, "f32", threads, 8, observes=True)))
+    engine = engines(load_engine(model, "cpu", "f32", threads=threads, observes=True))
     oracle = engines(load_engine(model, "reference", "f32", chunk=8))
     assert isinstance(engine, NativeEngine)
     engine.observe(1)
@@ -113,17 +103,13 @@ def with_router(mixture: str, path: Path, change: Callable[[FloatArray], FloatAr
 @pytest.mark.parametrize("mixture", ["qwen3moe", "lfm2moe"])
 def test_of_equal_experts_first_are_chosen(mixture: str, backend: str, tmp_path: Path, engines: Engines) -> None:
     model = with_router(mixture, tmp_path / "model.gguf", lambda matrix: np.repeat(matrix[:1], len(matrix), axis=0))
-    tokens = tokens_for(model, 20)
-    expected, found = (
-        logits_of(engines(load_engine(model, each, "f32")), tokens, [16, 1, 3]) for each in ("reference", backend)
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+    assert_as_reference(model, backend, [16, 1, 3], engines)
 
 
 @pytest.mark.exhaustive
 def test_experts_of_a_layer_span_gpu_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Engines) -> None:
     """Whole experts in each, where a kernel sees few bytes; a plan counts them all."""
-    model = small_model(tmp_path, types={"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K", "token_embd": "Q8_0"})
+    model = small_model(tmp_path, types=MIXED)
     monkeypatch.setattr(design, "make_weights", lambda file, spec, _limit: make_weights(file, spec, 800 << 10))
     engine, tokens = engines(load_engine(model, GPU, "f32")), tokens_for(model, 21)
     weights = engine.design.weights  # type: ignore[attr-defined]
@@ -155,18 +141,3 @@ def test_shares_are_scaled_as_header_says(backend: str, tmp_path: Path, engines:
     tokens = tokens_for(one, 20)
     found = [logits_of(engines(load_engine(each, backend, "f32")), tokens, [19, 1]) for each in (one, other)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
-
-
-def test_impossible_experts_are_refused(tmp_path: Path) -> None:
-    for key, value in (("expert_used_count", 5), ("expert_feed_forward_length", 1 << 30), ("expert_group_count", 3)):
-        file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
-        file.metadata[f"qwen3moe.{key}"] = (U32, value)
-        path = file.write(tmp_path / "model.gguf")
-        with pytest.raises(ModelFormatError, match=r"of 4 experts|must be from"):
-            open_model(path)
-    file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
-    shape, kind, data = file.tensors["blk.0.ffn_up_exps.weight"]
-    file.tensors["blk.0.ffn_up_exps.weight"] = ((shape[0], shape[1] * shape[2] // 2, 2), kind, data)
-    model = open_model(file.write(tmp_path / "model.gguf"))
-    with pytest.raises(ModelFormatError, match=r"ffn_up_exps.weight has shape \(16, 32, 2\) instead of \(16, 16, 4\)"):
-        find_backend("reference", model.file, model.spec)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, exhaustive, run_child
 from fallbacks import FALLBACKS, open_fallback, write_undescribed
-from test_gguf_file import GGUF, I32, STRING, U32
+from test_gguf_file import GGUF, I32, U32
 
 from edge import load
 from edge.backends import find_backend
@@ -19,9 +19,7 @@ from edge.backends.llamacpp import ENGINE as LLAMACPP
 from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.trial import try_header
 from edge.errors import InputError, UnsupportedError
-from edge.formats.gguf import GGUFFile
 from edge.model.model import open_model
-from edge.model.structure.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.options import Options
 from edge.plan.plan import make_plan
@@ -77,10 +75,7 @@ def test_architecture_without_cores_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="own engines lack norms of whole rows"):
         find_network(replace(model.spec, architecture="olmo2"))
 
-    file = GGUF.read(GOLDEN / "llama-one-layer.gguf")
-    file.metadata = {str(key).replace("llama.", "nobodys."): value for key, value in file.metadata.items()}
-    file.metadata["general.architecture"] = (STRING, "nobodys")
-    model = open_model(file.write(tmp_path / "m.gguf"))
+    model = open_model(write_undescribed(tmp_path / "m.gguf", "nobodys"))
     with pytest.raises(UnsupportedError, match="unknown model architecture: 'nobodys'"):
         find_backend("auto", model.file, model.spec)
 
@@ -108,17 +103,13 @@ def test_layers_on_gpu_need_llama_cpp_that_can() -> None:
         make_plan(model.spec, LLAMACPP, Options(gpu_layers=1))
     with pytest.raises(InputError, match="must be from 0 to 3"):
         make_plan(model.spec, LLAMACPP, Options(gpu_layers=4))
+    plain = open_model(GOLDEN / "llama-one-layer.gguf")
     with pytest.raises(UnsupportedError, match="--gpu-layers is for the llamacpp engine"):
-        make_plan(model.spec, find_backend("reference", *_llama()), Options(gpu_layers=0))
+        make_plan(model.spec, find_backend("reference", plain.file, plain.spec), Options(gpu_layers=0))
     with load(GOLDEN / "qwen3moe.gguf", backend="llamacpp", gpu_layers=0, kv_dtype="f32", logits_rows=64) as session:
         assert session.plan.config.gpu_layers == 0
         logits = session.engine.forward_all(tokens)
         np.testing.assert_allclose(logits[-len(expected) :], expected, atol=1e-3)
-
-
-def _llama() -> tuple[GGUFFile, ModelSpec]:
-    model = open_model(GOLDEN / "llama-one-layer.gguf")
-    return model.file, model.spec
 
 
 PROMISES = """

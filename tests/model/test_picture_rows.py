@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, SOME_GPU, load_engine
 from hf_folders import edit_json
-from test_architectures import require_native
 
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -62,12 +61,6 @@ def prompt_of(name: str, model: Model) -> tuple[GivenRows, IntArray, dict[str, A
     pytest.param("qwen2vl", GPU, marks=pytest.mark.exhaustive)],
 )  # fmt: skip
 def test_pictures_equal_transformers(models: dict[str, Model], name: str, backend: str) -> None:
-    if backend == "cpu":
-        require_native()
-    if backend == "llamacpp":
-        pytest.importorskip("llama_cpp")
-    if backend.startswith("onnx"):
-        pytest.importorskip("onnxruntime")
     model = models[name]
     assert model.spec.architecture == ARCHITECTURES[name]
     given, tokens, golden = prompt_of(name, model)

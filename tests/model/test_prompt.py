@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden, run_child
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.errors import BudgetError, BusyError, InputError
 from edge.model.parts.prompt import Prompt
@@ -19,30 +17,7 @@ from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.types import IntArray
 
-BLOCKS = st.lists(st.integers(0, 50), max_size=12)
 MODEL = "llama-gqa-tied"
-
-
-def blocks_of(sizes: list[int]) -> list[IntArray]:
-    tokens = np.arange(sum(sizes), dtype=np.int32)
-    return np.split(tokens, np.cumsum(sizes)[:-1]) if sizes else []
-
-
-@given(BLOCKS, st.lists(st.integers(1, 60)))
-def test_tokens_are_equal_for_any_blocks(sizes: list[int], wanted: list[int]) -> None:
-    prompt, run = Prompt(blocks_of(sizes)), 0
-    for count in wanted:
-        while prompt.waiting < count and prompt.read():
-            assert prompt.known <= sum(sizes)
-        part = prompt.peek(count)
-        assert part.dtype == np.int32
-        assert part.tolist() == list(range(run, min(run + count, sum(sizes))))
-        prompt.advance(part.size)
-        run += part.size
-        assert (prompt.taken, prompt.known) == (run, run + prompt.waiting)
-    rest = [token for block in prompt.rest() for token in block.tolist()]
-    assert rest == list(range(run, sum(sizes)))
-    assert (prompt.waiting, prompt.read(), prompt.ended) == (0, False, True)
 
 
 @pytest.fixture
@@ -130,7 +105,7 @@ def text():
 def tokens():
     return np.ones(4_000_000, np.int32)
 def stop(done, known):
-    if done >= 4000:
+    if done >= 1000:
         session.terminate()
 session.generate("warm up " * 200, raw=True, max_tokens=4)
 found = []
@@ -148,7 +123,7 @@ print(json.dumps(found))
 def test_long_prompts_take_no_memory() -> None:
     """The caller's array of tokens does not count; when the run ends, the rest is not copied."""
     for grown, ran in run_child(_LONG_PROMPT, GOLDEN / f"{MODEL}.gguf").output:
-        assert ran >= 4000
+        assert ran >= 1000
         assert grown < 3 << 20
 
 

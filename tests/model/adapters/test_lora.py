@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, SOME_GPU, Engines, exhaustive, on_gpu
+from conftest import GOLDEN, SOME_GPU, Engines, exhaustive, load_engine
 from lora_files import write_adapter
 from small_models import Small, write_small
 from test_architectures import require_native
@@ -22,7 +21,6 @@ import edge
 from edge.backends import find_backend, reference
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.converters.convert import Conversion, convert, preview
-from edge.converters.gguf.plain import write_plain
 from edge.converters.gguf.quantize import Settings
 from edge.errors import BudgetError, BusyError, EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.model.adapters.lora import Lora, open_lora, read_adapter
@@ -39,29 +37,19 @@ GELU = 2e-2  # llama.cpp looks it up in a table of float16
 CHUNK, CAPACITY, THREADS = 8, 64, 2
 TOKENS = np.random.default_rng(5).integers(3, 250, 40).astype(np.int32)
 
-MODELS = [
-    ("llama-gqa-tied", 3),
-    ("phi3", 16),
-    ("gemma3", 8),
-    ("gpt2", 20),
-    ("qwen2", 3),
-    ("granite", 16),
-]  # with ranks: fused matrices, norms behind products, biases
-HYBRIDS = [("qwen35moe", 3), ("gemma4", 3), ("qwen35", 3), ("falcon-h1", 3), ("lfm2", 20)]  # llama.cpp evicts no rows
+# With ranks: fused matrices, norms behind products, biases, scaled residuals.
+MODELS = [("llama-gqa-tied", 3), ("phi3", 16), ("gemma3", 8), ("gpt2", 20), ("granite", 16)]
+HYBRIDS = [("qwen35moe", 3), ("gemma4", 3), ("falcon-h1", 3), ("lfm2", 20)]  # llama.cpp evicts no rows
 ON_GPU = [*MODELS[:4], *HYBRIDS, ("gpt-oss", 5)]
 
 
 def cases() -> list[Any]:
     """Engines × models; of compiled ones, one model in `make test`."""
-    compiled = [("cpu", each) for each in (*MODELS, *HYBRIDS)] + [(f"gpu@{SOME_GPU}", each) for each in ON_GPU]
-    return [
-        *((backend, *each) for backend in ("reference", "llamacpp") for each in MODELS),
-        *(
-            pytest.param(backend, *each, marks=[pytest.mark.slow] + [pytest.mark.exhaustive] * (each != MODELS[0]))
-            for backend, each in compiled
-        ),
-        pytest.param("gpu@opencl:0", *MODELS[0], marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-    ]
+    compiled = [("cpu", *each) for each in (*MODELS, *HYBRIDS)] + [(f"gpu@{SOME_GPU}", *each) for each in ON_GPU]
+    often = [(backend, *each) for backend in ("reference", "llamacpp") for each in MODELS]
+    often += [pytest.param(*each, marks=pytest.mark.slow) for each in compiled if each[1:] == MODELS[0]]
+    others = [each for each in compiled if each[1:] != MODELS[0]] + [("gpu@opencl:0", *MODELS[0])]
+    return [*often, *(exhaustive(*each) for each in others)]
 
 
 def golden(name: str) -> Model:
@@ -75,15 +63,7 @@ def lora_of(model: Model, *files: Path | str) -> Lora:
 
 
 def load(model: Model, backend: str, kv_dtype: str = "f32", lora: Lora | None = None, threads: int = 1) -> Engine:
-    """backend: such as `cpu` or `gpu@wgpu:0`."""
-    rank, nbytes = (lora.size.rank, lora.size.nbytes) if lora else (0, 0)
-    config = EngineConfig(CAPACITY, CHUNK, kv_dtype, threads, logits_rows=CHUNK, lora_rank=rank, lora_bytes=nbytes)
-    name, _, place = backend.partition("@")
-    with on_gpu(place) if place else nullcontext():
-        engine = find_backend(name, model.file, model.spec).load(model.file, model.spec, config)
-    if lora:
-        cast(AdaptedEngine, engine).set_lora(lora)
-    return engine
+    return load_engine(model, backend, kv_dtype, capacity=CAPACITY, lora=lora, threads=threads)
 
 
 def merged(model: Model, *files: tuple[Path, float]) -> Engine:
@@ -121,8 +101,6 @@ def assert_merged(ours: FloatArray, expected: FloatArray, backend: str, name: st
 @pytest.mark.parametrize(("backend", "name", "rank"), cases())
 def test_logits_match_merged_weights(backend: str, name: str, rank: int, tmp_path: Path, engines: Engines) -> None:
     """Of two adapters, one of which changes attention alone."""
-    if backend not in ("reference", "llamacpp"):
-        require_native()
     model, one, two = golden(name), tmp_path / "one.gguf", tmp_path / "two.gguf"
     write_adapter(one, model, rank)
     write_adapter(two, model, 4, only=("attn",), seed=2)
@@ -136,13 +114,9 @@ def test_logits_match_merged_weights(backend: str, name: str, rank: int, tmp_pat
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["cpu", f"gpu@{SOME_GPU}"])
-@pytest.mark.parametrize(("name", "convolution"), [("qwen35moe", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
-def test_convolution_adapters_are_refused(
-    backend: str, name: str, convolution: str, tmp_path: Path, engines: Engines
-) -> None:
+def test_convolution_adapters_are_refused(backend: str, tmp_path: Path, engines: Engines) -> None:
     """And the engine goes on without one."""
-    require_native()
-    model = golden(name)
+    model, convolution = golden("lfm2"), "shortconv.conv."
     good, bad = (write_adapter(tmp_path / each, model, 3, only=(each,)) for each in ("ffn_up", convolution))
     engine = cast(AdaptedEngine, engines(load(model, backend, lora=lora_of(model, good))))
     with pytest.raises(UnsupportedError, match=f"changes blk.0.{convolution}.*runs no adapters of convolutions"):
@@ -154,7 +128,6 @@ def test_convolution_adapters_are_refused(
 @pytest.mark.parametrize("backend", ["cpu", pytest.param(f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive)])
 def test_adapters_are_exchanged_in_place(backend: str, tmp_path: Path, engines: Engines) -> None:
     """Without one, logits are the model's own to the bit; larger ones are refused; ranks and matrices may differ."""
-    require_native()
     model, name = golden("llama-gqa-tied"), "llama-gqa-tied"
     large = write_adapter(tmp_path / "large.gguf", model, 16)
     small = write_adapter(tmp_path / "small.gguf", model, 3, only=("attn_v", "1.ffn_down"), seed=2)
@@ -179,15 +152,9 @@ def halve_some_ranks(tensors: dict[str, AnyArray]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["Q4_0", "F16", "qwen35"])
-def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines: Engines) -> None:
+def test_quantized_activations_serve_adapters(tmp_path: Path, engines: Engines) -> None:
     """With weights of integers, A is read in 8 bits; what is lost is that of activations in 8 bits."""
-    require_native()
-    if kind == "qwen35":
-        write_plain(golden(kind).file, tmp_path / "small.gguf", "Q8_0", pure=True)
-    else:
-        write_small(tmp_path / "small.gguf", Small(layers=2, types=kind))
-    model = open_model(tmp_path / "small.gguf")
+    model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, types="Q4_0")))
     lora = lora_of(model, write_adapter(tmp_path / "a.gguf", model, 8))
     expected, plain = answers(merged(model, (tmp_path / "a.gguf", 1.0))), answers(merged(model))
     ours = answers(engines(load(model, "cpu", "f16", lora, THREADS)))
@@ -247,18 +214,14 @@ BAD: list[tuple[dict[str, Any], type[EdgeError], str]] = [
     ({"edit": dict.clear}, ModelFormatError, "without tensors"),
     ({"edit": put("blk.7.attn_q.weight.lora_c")}, UnsupportedError, "no part of a LoRA pair"),
     ({"edit": put("blk.0.attn_norm.weight")}, UnsupportedError, "no part of a LoRA pair"),
-    ({"edit": put("token_embd.weight.lora_a")}, UnsupportedError, "matrices in layers only"),
-    ({"edit": change("a", lambda a: np.ones((2, 3, 64), np.float32))}, UnsupportedError, "3 dimensions"),
     ({"only": ("blk.1",), "edit": lambda t: t.update({k.replace("1", "9", 1): t.pop(k) for k in list(t)})},
      InputError, "does not have"),
     ({"edit": value(np.nan)}, ModelFormatError, "not finite"),
-    ({"edit": value(np.inf)}, ModelFormatError, "not finite"),
     ({"edit": value(3e38), "alpha": 100.0}, ModelFormatError, "too large for its scale"),
     ({"architecture": "qwen2"}, InputError, "'qwen2'"),
     ({"type": "model"}, ModelFormatError, "not an adapter"),
     ({"adapter": "control_vector"}, UnsupportedError, "'control_vector'"),
     ({"alora": True}, UnsupportedError, "aLoRA"),
-    ({"alpha": float("nan")}, ModelFormatError, "alpha is nan"),
     ({"rank": 1025}, UnsupportedError, "rank 1025"),
 ]  # fmt: skip
 
@@ -280,7 +243,7 @@ def read_all(model: Model, lora: Lora) -> None:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 20))])
 def test_damaged_files_raise_our_errors_alone(seed: int, tmp_path: Path) -> None:
     """Bytes of the header changed, and files cut short; what is accepted, llama.cpp loads, too."""
     model, rnd = golden("llama-gqa-tied"), random.Random(seed)
@@ -322,8 +285,7 @@ def adapters(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.exhaustive),
-        pytest.param("gpu", {"kv_dtype": "f32"}, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        ("llamacpp", {}), exhaustive("cpu", {"kv_dtype": "f32"}), exhaustive("gpu", {"kv_dtype": "f32"}),
     ],
 )  # fmt: skip
 def test_session_changes_its_adapter(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import load_engine
 from hf_folders import FOLDERS, Tensors, complaint, copy_folder, read_folder, write_tensors
 from peft_adapters import FOLDER, KINDS, TOKENS
 from peft_adapters import OUT as PEFT
 
-from edge.backends import find_backend
-from edge.backends.base import AdaptedEngine, EngineConfig
 from edge.converters.convert import Conversion, convert, find_source
 from edge.converters.gguf.quantize import Settings
 from edge.converters.huggingface.adapter import convert_adapter
@@ -59,11 +58,7 @@ def write_peft(folder: Path, checkpoint: Path, **config: Any) -> Tensors:
 
 def logits(model: Model, adapter: Path | None = None) -> FloatArray:
     lora = open_lora([LoraFile(adapter)] if adapter else [], model.file, model.spec)
-    config = EngineConfig(32, 16, "f32", 1, logits_rows=16, lora_rank=lora.size.rank if lora else 0)
-    engine = find_backend("reference", model.file, model.spec).load(model.file, model.spec, config)
-    if lora:
-        cast(AdaptedEngine, engine).set_lora(lora)
-    return engine.forward_all(TOKENS).copy()
+    return load_engine(model, "reference", "f32", lora=lora).forward_all(TOKENS).copy()
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, SOME_GPU, on_gpu
+from conftest import GOLDEN, SOME_GPU, load_engine
 from hf_folders import FOLDERS
-from peft_prefixes import KINDS, LAST, OUT, TOKENS, VIRTUAL
+from peft_adapters import AFTER_PREFIX as TOKENS
+from peft_adapters import LAST, VIRTUAL
+from peft_adapters import PREFIX_KINDS as KINDS
+from peft_adapters import PREFIXES as OUT
 from test_cli import edge
 
-from edge.backends import find_backend
-from edge.backends.base import EngineConfig, GivenEngine
+from edge.backends.base import GivenEngine
 from edge.converters.huggingface.architectures import of_gguf
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import InputError
@@ -34,10 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 
 def logits(model: Model, folder: Path, backend: str) -> FloatArray:
     """Those after the last of TOKENS. backend: such as `cpu` or `gpu@wgpu:0`."""
-    prefix, (name, _, place) = read_prefix(folder).open(model.spec), backend.partition("@")
-    config = EngineConfig(64, 8, "f32", 2, logits_rows=8)
-    with on_gpu(place) if place else nullcontext():
-        engine = cast(GivenEngine, find_backend(name, model.file, model.spec).load(model.file, model.spec, config))
+    prefix, engine = read_prefix(folder).open(model.spec), cast(GivenEngine, load_engine(model, backend, "f32"))
     if prefix.saved:
         engine.append_rows(prefix.rows)
     tokens = TOKENS if prefix.saved else np.concatenate([prefix.ids, TOKENS])

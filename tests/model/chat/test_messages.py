@@ -202,7 +202,7 @@ def script(folder: Path) -> Model:
 
 
 @given(text=st.text(max_size=30) | st.sampled_from(HOSTILE_TEXTS), place=st.integers(0, 6))
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_words_never_become_control_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, place: int) -> None:
     model = script(tmp_path_factory.getbasetemp())
     special = {token for token, _ in model.tokenizer.special_tokens().values()} - {*model.tokenizer.encode("a b\n")}

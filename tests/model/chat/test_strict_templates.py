@@ -69,10 +69,8 @@ def test_every_shape_is_written_and_minimally_repaired(family: str) -> None:
     in_order = FAMILIES[family].calls in ("all", "drop")  # others have each result behind its call
     template = template_of(family)
     for number, (name, shape) in enumerate(SHAPES.items(), start=list(FAMILIES).index(family)):
-        messages, tools = (
-            conversation(shape),
-            TOOLS if number % 2 else None,
-        )  # each shape with tools in every other family
+        messages = conversation(shape)
+        tools = TOOLS if number % 2 else None  # each shape with tools in every other family
         text = text_of(template, messages, tools)
         if FAMILIES[family].tools or "r" not in shape:  # without tools, results are the user's
             assert jinja2(family, common(family, messages), tools) in (None, text), name

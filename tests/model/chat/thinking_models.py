@@ -12,13 +12,10 @@ from small_models import Edit, Small, Special, token_texts, write_small
 
 from edge.types import AnyArray
 
-_TEMPLATES = {
-    path.stem: path.read_text(encoding="utf-8").removesuffix("\n")
-    for path in (Path(__file__).parent / "templates" / "thinking").glob("*.jinja")
-}
-QWEN = _TEMPLATES[
-    "qwen"
-]  # as Qwen3's: the model opens its thoughts itself, and an empty thought keeps it from thinking
+_FOLDER = Path(__file__).parent / "templates" / "thinking"
+_TEMPLATES = {path.stem: path.read_text("utf-8").removesuffix("\n") for path in _FOLDER.glob("*.jinja")}
+# As Qwen3's: the model opens its thoughts itself, and an empty thought keeps it from thinking.
+QWEN = _TEMPLATES["qwen"]
 ALWAYS = _TEMPLATES["always"]  # as DeepSeek-R1's: the prompt opens the thoughts, and there is no switch
 GEMMA4 = _TEMPLATES["gemma4"]  # the system turn asks for thoughts, in a channel of their own
 HARMONY = _TEMPLATES["harmony"]  # gpt-oss's: a system message with the effort, and a channel for each message

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from conftest import run_child
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_gguf_file import ARRAY, F32, STRING, small
-from tokenizers import Tokenizer as Library
-from tokenizers import models
 
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.tokens.vocabulary import open_vocabulary
@@ -22,42 +17,6 @@ def file_of(folder: Path, tokens: list[str], **lists: tuple[int, list[object]]) 
     file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, tokens))
     file.metadata |= {f"tokenizer.ggml.{name}": (ARRAY, items) for name, items in lists.items()}
     return read_gguf(file.write(folder / "vocabulary.gguf"))
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@settings(max_examples=8)
-@given(seed=st.integers(0, 1 << 32))
-def test_random_vocabularies_merge_as_in_library(
-    kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    draw = random.Random(seed)
-    tokens = list("aé€😀")
-    pairs: list[tuple[str, str]] = []
-    for _ in range(draw.randrange(40)):
-        pair = draw.choice(tokens), draw.choice(tokens)
-        if len(pair[0] + pair[1]) <= 12 and pair not in pairs:
-            pairs.append(pair)
-            if pair[0] + pair[1] not in tokens:
-                tokens.append(pair[0] + pair[1])
-    draw.shuffle(pairs)
-    folder = tmp_path_factory.mktemp("vocabulary")
-    if kind == "gpt2":
-        vocabulary = open_vocabulary(file_of(folder, tokens, merges=(STRING, [" ".join(p) for p in pairs])), kind)
-    else:  # every way to split a token is a merge, those of the best scores first
-        scores = [float(draw.randrange(5)) for _ in tokens]
-        vocabulary = open_vocabulary(file_of(folder, tokens, scores=(F32, scores)), kind)
-        splits = [
-            (-scores[index], tokens.index(text[:cut]), tokens.index(text[cut:]))
-            for index, text in enumerate(tokens)
-            for cut in range(1, len(text))
-            if text[:cut] in tokens and text[cut:] in tokens
-        ]
-        pairs = [(tokens[left], tokens[right]) for _, left, right in sorted(splits)]
-    library = Library(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=pairs))
-    assert [(tokens[left], tokens[right]) for left, right in vocabulary.merges()] == pairs
-    for _ in range(5):
-        word = "".join(draw.choice("aé€😀") for _ in range(draw.randrange(30)))
-        assert vocabulary.merge([tokens.index(char) for char in word]) == library.encode(word).ids
 
 
 _OPEN = """
