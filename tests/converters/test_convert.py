@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from edge.converters.gguf.quantize import Settings
 from edge.converters.held_out import TEXT as JUDGED
 from edge.converters.onnx.npu import NpuTarget
 from edge.converters.pruning.prune import Pruning
-from edge.errors import EdgeError, InputError, MissingExtraError
+from edge.errors import InputError, MissingExtraError
 from edge.model.model import open_model
 from edge.types import FloatArray
 
@@ -86,19 +85,6 @@ def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: t
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.85
 
 
-@pytest.mark.parametrize("stated", [(), ("--embedding-type", "q8_0")], ids=["chosen", "stated"])
-def test_size_is_met_unless_embedding_type_is_stated(tmp_path: Path, text: Path, stated: tuple[str, ...]) -> None:
-    target = tmp_path / "small.gguf"
-    given = ["--calibration", str(text), "--calibration-tokens", "512", "--target-size", "140KiB", *stated]
-    done = edge("convert", str(SOURCE), str(target), "--method", "importance", *given)
-    assert done.returncode == 0, done.stderr
-    assert target.stat().st_size <= 140 << 10
-    assert "types by measured loss" in done.stdout
-    assert ("| token_embd" in done.stdout) == (not stated)
-    types = {info.name: info.type for info in open_model(target).file.tensors.values()}
-    assert not stated or types["token_embd.weight"] == "Q8_0"
-
-
 def test_quantize_and_convert_meet_size_alike(tmp_path: Path, text: Path) -> None:
     given = ["--target-size", "140KiB", "--calibration", str(text), "--calibration-tokens", "512"]
     first, second = tmp_path / "quantized.gguf", tmp_path / "converted.gguf"
@@ -112,19 +98,6 @@ def test_quantize_and_convert_meet_size_alike(tmp_path: Path, text: Path) -> Non
     again = edge_json("quantize", str(SOURCE), str(first), *given, "--no-eval", "--force", "--json")
     assert again["mixture"] == said["mixture"]
     assert again["evaluated"] is None
-
-
-@pytest.mark.exhaustive
-def test_refused_sizes_measure_nothing(tmp_path: Path) -> None:
-    for arguments, line in (
-        (("--target-size", "20KiB"), "or more"), (("--target-size", "140KiB", "--pure"), "leave --pure out"),
-        (("q4_0", "--target-size", "140KiB"), "leave the TYPE q4_0 out"), ((), "state a TYPE"),
-        (("--target-size", "140KiB", "--dry-run"), "leave --dry-run out"), (("--target-size", "much"), "--target-size"),
-    ):  # fmt: skip
-        done = edge("quantize", str(SOURCE), str(tmp_path / "small.gguf"), *arguments)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert line in done.stderr
-        assert not list(tmp_path.iterdir())
 
 
 def test_calibration_and_evaluation_texts_are_disjoint() -> None:
@@ -240,21 +213,6 @@ def test_interrupt_keeps_only_the_old_files(tmp_path: Path, to: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(SOURCE, target, STEPS[to], force=True, steps=interrupt)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_full_disk_leaves_no_files(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is noticed at the latest when the files are to be safe."""
-
-    def fsync(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fsync)
-    target = tmp_path / ("t.gguf" if to == "gguf" else "t")
-    with pytest.raises(EdgeError, match="No space left") as caught:
-        convert(SOURCE, target, STEPS[to])
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("wanted", "extra"), [

@@ -75,23 +75,6 @@ def test_commands_end_with_table(command: str, tmp_path: Path) -> None:
     assert without["evaluated"] is None
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("command", ["convert", exhaustive("quantize")])
-def test_speed_on_device_matches_edge_plan(command: str, tmp_path: Path) -> None:
-    kind, target = ("--type", "q4_0") if command == "convert" else ("q4_0",), str(tmp_path / "a.gguf")
-    said = edge_json(command, str(SOURCE), target, *kind, "--json", "--device", "raspberry-pi-5")
-    planned = edge_json("plan", target, "--device", "raspberry-pi-5", "--json")
-    there = said["evaluated"]["predicted_tok_s"]["raspberry-pi-5"]
-    assert there == pytest.approx(planned["prediction"]["decode"][0]["tok_s"]["value"])
-    done = edge(command, str(SOURCE), target, *kind, "--force", "--device", "raspberry-pi-5")
-    assert re.search(r"predicted on raspberry-pi-5 *\| *[\d,.e+]+ tok/s", done.stdout)
-    for wrong, reason in ((("--device", "toaster"), "toaster"), (("--device", "pixel-9", "--no-eval"), "--no-eval")):
-        done = edge(command, str(SOURCE), target, *kind, "--force", *wrong)
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert reason in done.stderr
-
-
 def test_unevaluable_model_is_converted(tmp_path: Path) -> None:
     done = edge("quantize", str(GOLDEN / "encoders/bert.gguf"), str(tmp_path / "a.gguf"), "q8_0")
     assert done.returncode == 0

@@ -25,7 +25,6 @@ from edge.types import AnyArray, FloatArray
 
 SHAPE = Small(layers=2, hidden=128, heads=8, kv_heads=4, ffn=128, vocab=275, tied=False,
               types={"": "NVFP4", "token_embd": "F16"})  # fmt: skip
-MORE = pytest.mark.exhaustive
 TOKENS = np.arange(3, 40, dtype=np.int32)
 
 

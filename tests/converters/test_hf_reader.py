@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import examples, exhaustive, load_engine, run_child
+from conftest import examples, load_engine, run_child
 from hf_folders import (
     FOLDERS,
     NAMES,
@@ -274,65 +274,6 @@ def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
 # Quantized checkpoints
 
 
-def weight(
-    tensors: Tensors, stem: str, out: int, column: int, bits: int, *, awq: bool, shift: int, group: int
-) -> float:
-    """One weight of a packed layer, bit by bit as the format says."""
-    qweight, qzeros = (tensors[f"{stem}.{part}"][1].view(np.uint32) for part in ("qweight", "qzeros"))
-    per, mask = 32 // bits, (1 << bits) - 1
-    place = (0, 4, 1, 5, 2, 6, 3, 7)[out % 8] if awq else out % per
-    ones = sum(shift << bits * each for each in range(per))  # added to whole words, as GPTQModel does
-    zero = ((int(qzeros[group, out // per]) + ones) >> bits * place) & mask
-    if awq:
-        quant = (int(qweight[column, out // 8]) >> 4 * place) & 15
-    else:
-        quant = (int(qweight[column // per, out]) >> bits * (column % per)) & mask
-    return float(quant - zero) * float(tensors[f"{stem}.scales"][1][group, out])
-
-
-@pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "whole", "2 bits", "8 bits", "F32", "in order"])
-def test_every_weight_by_its_definition(kind: str, tmp_path: Path) -> None:
-    """Against one formula per weight, in variants that the golden checkpoints have not."""
-    random, (rows, columns) = np.random.default_rng(3), (64, 96)  # of ffn_down
-    bits = int(kind[0]) if "bits" in kind else 4
-    size = columns if kind == "whole" else 32
-    name, stem = "awq" if kind == "awq" else "gptq", "model.layers.0.mlp.down_proj"
-    folder = copy_folder(name, tmp_path / name)
-
-    def edit(tensors: Tensors) -> None:
-        if bits != 4 or kind == "whole":  # all layers, with random values in them
-            for qweight in [each for each in tensors if each.endswith(".qweight")]:
-                packed, outputs = tensors[qweight][1].shape
-                inputs = packed * 8
-                base, groups = qweight.removesuffix("qweight"), -(-inputs // (inputs if kind == "whole" else 32))
-                words = random.integers(-(2**31), 2**31, (inputs * bits // 32, outputs)).astype(np.int32)
-                tensors[qweight] = ("I32", words)
-                zeros = random.integers(-(2**31), 2**31, (groups, outputs * bits // 32)).astype(np.int32)
-                tensors[base + "qzeros"] = ("I32", zeros)
-                tensors[base + "scales"] = ("F16", random.uniform(0.01, 0.1, (groups, outputs)).astype(np.float16))
-                tensors[base + "g_idx"] = ("I32", (np.arange(inputs) * groups // inputs).astype(np.int32))
-        if kind == "F32":
-            exact(tensors)
-        if kind in ("in order", "whole"):
-            for order in [each for each in tensors if each.endswith(".g_idx")]:
-                del tensors[order]
-
-    edit_tensors(folder, edit)
-    settings = {"bits": bits, "group_size": -1 if kind == "whole" else 32}
-    settings |= {"checkpoint_format": "gptq_v2"} if kind == "gptq_v2" else {}
-    edit_json(folder / "config.json", lambda said: said["quantization_config"].update(settings))
-    convert_folder(folder, tmp_path / "model.gguf")
-    ours = tensor(read_gguf(tmp_path / "model.gguf"), "blk.0.ffn_down.weight")
-    tensors, shift = read_folder(folder), int(name == "gptq" and kind != "gptq_v2")
-    order = tensors.get(f"{stem}.g_idx", ("", np.arange(columns) // size))[1]
-    expected = [
-        [weight(tensors, stem, row, column, bits, awq=kind == "awq", shift=shift, group=int(order[column]))
-         for column in range(columns)] for row in range(rows)
-    ]  # fmt: skip
-    kept = np.array(expected, np.float32 if kind == "F32" else np.float16).astype(np.float32)
-    np.testing.assert_array_equal(ours, kept)
-
-
 def symmetric(tensors: Tensors) -> None:
     """The golden GPTQ checkpoint with zero points of 8 and groups in order."""
     for name in list(tensors):
@@ -480,9 +421,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
     ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
     ("gpt2", lambda folder: odd_number(folder, "transformer.wpe.weight", np.nan), ModelFormatError, "wpe.*no numbers"),
-    ("gpt2", settings_of(activation_function="relu"), UnsupportedError, "activation_function"),
     ("gemma2", settings_of(attn_logit_softcapping=None), UnsupportedError, "attn_logit_softcapping is null"),
-    ("gemma2", settings_of(attention_bias=True), UnsupportedError, "attention_bias is true"),
     ("gemma2", settings_of(is_causal=None), UnsupportedError, "is_causal is not true"),
     ("gemma3", lambda folder: in_text(folder, final_logit_softcapping=1.5), UnsupportedError, "final_logit_soft"),
     ("gemma3_text", rope(rope_theta=50.0), UnsupportedError, "only full_attention and sliding_attention"),
@@ -504,16 +443,12 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("granitemoehybrid", settings_of(layer_types=["attention", "mamba"]), ModelFormatError, "in_proj.* missing"),
     ("granitemoehybrid", settings_of(layer_types=None), UnsupportedError, "attention in every layer"),
     ("granitemoehybrid", with_tensor(FUSED, "F32", zeros(33)), ModelFormatError, "gate.weight is missing"),
-    ("qwen3_moe", settings_of(norm_topk_prob=False), UnsupportedError, "norm_topk_prob is not true"),
     ("qwen3_moe", settings_of(mlp_only_layers=[0]), UnsupportedError, "mlp_only_layers"),
     ("qwen3_moe", without_tensor("model.layers.1.mlp.experts.2.up_proj.weight"), ModelFormatError, "2.up_.* missing"),
     ("qwen3_5_text", settings_of(linear_num_value_heads=3), ModelFormatError, "3 value heads|3 heads"),
     ("qwen3_5_text", settings_of(layer_types=["linear_attention"]), ModelFormatError, "layer_types must name"),
     ("qwen3_5_text", settings_of(linear_conv_kernel_dim=3), ModelFormatError, "conv1d.weight has shape"),
     ("qwen3_5_text", without_tensor("model.layers.0.linear_attn.A_log"), ModelFormatError, "A_log is missing"),
-    ("lfm2", settings_of(conv_bias=True), UnsupportedError, "conv_bias is true"),
-    ("lfm2", settings_of(block_auto_adjust_ff_dim=False, intermediate_size=31), ModelFormatError, "has shape"),
-    ("lfm2_moe", settings_of(use_expert_bias=False), UnsupportedError, "use_expert_bias"),
     ("gpt_oss", settings_of(swiglu_limit=5.0), UnsupportedError, "swiglu_limit is 5.0"),
     ("gpt_oss", settings_of(layer_types=["full_attention"] * 2), UnsupportedError, "each second layer"),
     ("gpt_oss", without_tensor("model.layers.0.mlp.experts.down_proj_scales"), ModelFormatError, "down_proj"),
@@ -522,17 +457,12 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("gemma4_moe", settings_of(top_k_experts=5), ModelFormatError, "5 of 4 experts"),
     ("gemma4_text", settings_of(num_kv_shared_layers=4), ModelFormatError, "num_kv_shared_layers is 4"),
     ("gemma4_text", settings_of(per_layer_config={"1": {"window": 3}}), UnsupportedError, "has window"),
-    ("granite_mamba", settings_of(mamba_n_heads=3), ModelFormatError, "has shape"),
-    ("granite_mamba", settings_of(mamba_conv_bias=False), UnsupportedError, "mamba_conv_bias is false"),
-    ("nemotron_h", settings_of(mlp_hidden_act="silu"), UnsupportedError, "mlp_hidden_act"),
     ("nemotron_h", settings_of(layers_block_type=["mamba", "moe", "mlp"]), ModelFormatError, "must name mamba"),
     ("ministral3", rope(rope_type="linear"), UnsupportedError, "rope_type 'linear'"),
     ("ministral3", rope(**YARN | {"mscale": 2.0}), UnsupportedError, "mscale is 2.0"),
     ("ministral3", rope(**YARN), ModelFormatError, "llama_4_scaling_beta is missing"),
-    ("ministral3", settings_of(sliding_window=20), UnsupportedError, "sliding_window is 20"),
     ("smollm3", settings_of(no_rope_layers=[1, 0, 1, 0]), UnsupportedError, "no_rope_layers"),
     ("smollm3", settings_of(no_rope_layers=None, no_rope_layer_interval=2), UnsupportedError, "interval is 2"),
-    ("smollm3", settings_of(mlp_bias=True), UnsupportedError, "mlp_bias is true"),
     ("awq", quantized(quant_method="hqq"), UnsupportedError, "'hqq' are not supported"),
     ("awq", quantized(version="gemv"), UnsupportedError, "gemv"),
     ("awq", quantized(bits=8), UnsupportedError, "8 bits"),
@@ -578,21 +508,15 @@ def test_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
 ODD: list[Any] = [None, -1, 3, 2**70, 10**400, 0.5, 1e-320, float("inf"), "x", [1, "x"], {"rope_type": 1}]
 
 
-@pytest.mark.parametrize("name", [
-    "llama", *map(exhaustive, ("qwen3_5_text", "gemma3", "gemma4_text", "gpt2", "gpt_oss", "lfm2_moe")),
-])  # fmt: skip
-def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_settings_of_any_kind_are_read_or_refused(tmp_path: Path) -> None:
     """Every value of config.json in turn becomes something else, in make test one in three of ODD."""
     step = 3 if examples(1) == 1 else 1
-    folder = copy_folder(name, tmp_path / name)
+    folder = copy_folder("llama", tmp_path / "llama")
     path = folder / "config.json"
     said = json.loads(path.read_text())
-    for number, key in enumerate([*said, *(f"text_config.{each}" for each in said.get("text_config", ()))]):
+    for number, key in enumerate(said):
         for value in ODD[number % step :: step]:
-            changed = json.loads(json.dumps(said))
-            part = changed["text_config"] if key.startswith("text_config.") else changed
-            part[key.removeprefix("text_config.")] = value
-            path.write_text(json.dumps(changed))
+            path.write_text(json.dumps(said | {key: value}))
             assert "\n" not in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
             assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, examples
 from hf_folders import FOLDERS, complaint, copy_folder, edit_json
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_tokenizer import CASES, TEXTS, TORTURE, LlamaCpp
+from test_tokenizer import CASES, TEXTS, LlamaCpp
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Oracle
 
@@ -133,26 +131,6 @@ def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path
     check_ids(vocabulary_file(tmp_path, size), oracle, known)
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(text=TORTURE)
-@pytest.mark.parametrize("name", KINDS)
-def test_ids_of_any_text_are_the_librarys(name: str, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    ours, oracle = opened(name, tmp_path_factory)
-    assert ids(ours, text) == expected(oracle, text)
-
-
-_OPENED: dict[str, tuple[Tokenizer, Oracle]] = {}
-
-
-def opened(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Oracle]:
-    if name not in _OPENED:
-        path = tmp_path_factory.mktemp(name) / "model.gguf"
-        convert_folder(FOLDERS / name, path)
-        oracle = Oracle.from_file(str(FOLDERS / name / "tokenizer.json"))
-        _OPENED[name] = Tokenizer(read_gguf(path)), oracle
-    return _OPENED[name]
-
-
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
     """Before text that does not begin with one; llama.cpp knows only of a space before any text."""
@@ -256,19 +234,6 @@ def test_unsupported_sentencepiece_files_are_refused(
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(error, match=match):
         fields_of(tmp_path, 4)
-
-
-@settings(max_examples=examples(100))
-@given(data=st.data())
-def test_damaged_files_of_sentencepiece(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    good = (FOLDERS / "spm.model").read_bytes()
-    changed = bytearray(good[: data.draw(st.integers(0, len(good)))])
-    for _ in range(data.draw(st.integers(0, 4))):
-        at = data.draw(st.integers(0, len(changed)))
-        changed[at : at + 2] = data.draw(st.binary(max_size=3))
-    folder = tmp_path_factory.mktemp("damaged")
-    (folder / "tokenizer.model").write_bytes(changed)
-    assert "\n" not in complaint(lambda: fields_of(folder, 900))
 
 
 # What goes with the ids
@@ -481,8 +446,6 @@ def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
 
 @pytest.mark.parametrize(("name", "file"), [
     ("llama", "tokenizer.json"),
-    *(pytest.param(each, "tokenizer.json", marks=pytest.mark.exhaustive)
-      for each in ("mistral", "../embedders/xlm-roberta")),
     *(("qwen2", f"{title}.json") for title in ("tokenizer_config", "special_tokens_map", "generation_config")),
 ])  # fmt: skip
 def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:

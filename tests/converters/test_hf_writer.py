@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, run_child
+from conftest import GOLDEN, exhaustive
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hf_folders import FOLDERS, NAMES, PACKED, read_folder
@@ -114,27 +114,6 @@ def test_quantized_weights_become_floats(kind: str, wanted: str, tmp_path: Path)
     assert config_of(tmp_path / "folder")["torch_dtype"] == {"F32": "float32", "F16": "float16"}[wanted]
     convert_folder(tmp_path / "folder", tmp_path / "again.gguf")
     assert open_model(tmp_path / "again.gguf").spec.parameters == model.spec.parameters
-
-
-@pytest.mark.exhaustive
-def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    code = """
-import json, sys
-from pathlib import Path
-from edge.converters.huggingface.writer import write_folder
-from edge.model.model import open_model
-model = open_model(sys.argv[1])
-write_folder(model.file, model.spec, Path(sys.argv[2]), type="F16")
-print(json.dumps(None))
-"""
-    peaks = []
-    for name, ffn in (("small", 64), ("large", 32 << 10)):
-        small = Small(hidden=512, head=128, ffn=ffn, types="Q8_0")
-        child = run_child(code, write_small(tmp_path / f"{name}.gguf", small), tmp_path / name)
-        assert child.status == 0, child.errors
-        peaks.append(child.peak)
-    largest = 2 * 512 * (32 << 10)  # in float16
-    assert peaks[1] - peaks[0] < 2.5 * largest
 
 
 # What is refused, with nothing left behind

@@ -98,10 +98,3 @@ def test_quantize_keeps_types_and_notes_others(path: Path, tmp_path: Path) -> No
     done = edge("quantize", str(path), str(tmp_path / "other.gguf"), "q5_0", "--no-eval")
     assert done.returncode == 0, done.stderr
     assert "would keep them as they are" in done.stderr.replace("\n", " ")
-    text, target = tmp_path / "text.txt", tmp_path / "third.gguf"
-    text.write_text("some words\n" * 50)
-    done = edge("quantize", str(path), str(target), "q4_0", "--calibration", str(text))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "--calibration is of no use" in done.stderr
-    assert not target.exists()

@@ -16,9 +16,8 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import Walk, collect, column_importance, crossed, gram, sequences, stages
+from edge.converters.calibrate import Walk, collect, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
-from edge.converters.gguf.ggml import quantize_with_llamacpp
 from edge.converters.gguf.quantize import (
     CALIBRATED,
     METHODS,
@@ -30,13 +29,12 @@ from edge.converters.gguf.quantize import (
 )
 from edge.converters.pruning.prune import Pruning
 from edge.converters.quantizers.awq import Folds
-from edge.converters.quantizers.ggml_rows import quantize_rows
-from edge.converters.quantizers.gptq import damped, diagonal_blocks, gptq, prepare, shift
-from edge.converters.quantizers.mixed import AROUND, Stage, allocate, measure, types_of_gguf
+from edge.converters.quantizers.gptq import damped, gptq, prepare
+from edge.converters.quantizers.mixed import AROUND, Stage, allocate, types_of_gguf
 from edge.converters.quantizers.polish import polish
-from edge.converters.quantizers.rtn import FEW, nearest, quantize
+from edge.converters.quantizers.rtn import nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
+from edge.formats.blocks import GRIDS, dequantize, nbytes
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -97,14 +95,6 @@ DAMPED = damped(HESSIAN, len(INPUTS))
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
-@pytest.mark.parametrize("act_order", [False, True])
-def test_gptq_without_correlations_is_rounding(kind: str, act_order: bool) -> None:
-    found = gptq(WEIGHT, prepare(np.eye(160), act_order=act_order), GRIDS[kind])
-    cost = diagonal_blocks(np.eye(160))
-    np.testing.assert_array_equal(found.values, nearest(WEIGHT, GRIDS[kind], cost, shrinks=FEW).values)
-
-
-@pytest.mark.parametrize("kind", sorted(GRIDS))
 @pytest.mark.parametrize("group_size", [32, 128])  # 160 = 1.25 · 128: the last group is ragged
 @pytest.mark.parametrize("act_order", [exhaustive(False), True])
 def test_gptq_makes_errors_good(kind: str, group_size: int, act_order: bool) -> None:
@@ -133,14 +123,6 @@ def test_polish_only_gains(kind: str) -> None:
     refined = polish(WEIGHT, shared, DAMPED, group_size=64)
     np.testing.assert_array_equal(refined.scales, shared.scales)
     assert cost(refined.values) < cost(shared.values)
-
-
-def test_shifted_weights_make_earlier_errors_good() -> None:
-    exact = INPUTS + 0
-    spoilt = exact + 0.3 * np.roll(exact, 1, axis=1)
-    moved = WEIGHT @ shift(damped(gram(spoilt), len(spoilt)), crossed(spoilt, exact))
-    wanted = exact @ WEIGHT.T
-    assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
 
 
 @pytest.mark.parametrize("name", [
@@ -202,20 +184,6 @@ def test_quantized_models_run_and_methods_gain(
     assert np.exp(np.log(shares).mean()) <= mean
 
 
-@pytest.mark.parametrize("method", [exhaustive("hqq"), "awq"])
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_rows_of_fused_matrices_keep_places(
-    family: Callable[[str], Model], name: str, method: str, tmp_path: Path
-) -> None:
-    """Qwen3.5 has queries and their gate head by head in one tensor."""
-    model = family(name)
-    found = {}
-    for each in ("rtn", method):
-        quantize_gguf(model.file, model.spec, tmp_path / each, Settings(method=each, **WHOLE), TOKENS)
-        found[each] = mean_kl(logits_of(model), logits_of(open_model(tmp_path / each)))
-    assert found[method] < GAINS[method][0] * found["rtn"]
-
-
 @pytest.mark.parametrize("name", ["qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss"])
 def test_walk_of_experts_is_pass(name: str) -> None:
     """Token by token in the one, expert by expert in the other."""
@@ -224,34 +192,6 @@ def test_walk_of_experts_is_pass(name: str) -> None:
     for layer in range(model.spec.layers):
         assert [names for names, _ in walk.layer(layer)] == list(stages(model.spec, layer))
     np.testing.assert_allclose(walk.logits_of(walk.finish())[-len(expected) :], expected, rtol=0, atol=2e-4)
-
-
-@pytest.mark.parametrize("method", [
-    "awq", "gptq",
-    *(pytest.param(each, marks=pytest.mark.exhaustive) for each in METHODS[1:] if each not in ("awq", "gptq")),
-])  # fmt: skip
-def test_methods_gain_with_experts(family: Callable[[str], Model], method: str, tmp_path: Path) -> None:
-    model, found = family("qwen3moe"), {}
-    for each in ("rtn", method):
-        report = quantize_gguf(model.file, model.spec, tmp_path / each, Settings(method=each, **WHOLE), TOKENS)
-        assert report.types["blk.0.ffn_down_exps.weight"] == "Q4_0"
-        assert report.types["blk.0.ffn_gate_inp.weight"] == "F32"
-        found[each] = mean_kl(logits_of(model), logits_of(open_model(tmp_path / each)))
-    assert found[method] < GAINS[method][0] * found["rtn"]
-
-
-def test_importance_of_experts_serves_llama_quantize(family: Callable[[str], Model], tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    model, name, found = family("qwen3moe"), "blk.0.ffn_up_exps.weight", {}
-    importance = column_importance(model.file, model.spec, TOKENS)
-    exact = model.file.tensor_bytes(model.file.tensors[name]).view(np.float32).reshape(6, -1, model.spec.hidden)
-    for each in (importance, None):
-        quantize_with_llamacpp(model.file.path, tmp_path / "q.gguf", "Q4_0", importance=each)
-        file = open_model(tmp_path / "q.gguf").file
-        rounded = dequantize(file.tensor_bytes(file.tensors[name]).reshape(exact.size // exact.shape[-1], -1), "Q4_0")
-        error = np.square(rounded.reshape(exact.shape) - exact)
-        found[each is None] = float((error * importance[name].reshape(6, 1, -1)).sum())
-    assert found[False] < 0.95 * found[True]
 
 
 @pytest.mark.parametrize("kind", [
@@ -388,64 +328,6 @@ def test_size_that_is_too_small_names_the_smallest(family: Callable[[str], Model
     types = plan_types(model.file, model.spec, mixed)
     assert sum(nbytes(types[each.name], each.elements) for each in model.file.tensors.values()) <= least
     assert mixture.types
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_head_is_rounded_by_importance_of_its_inputs(tied: bool, tmp_path: Path) -> None:
-    """By statistics of an exact model, and llama.cpp's own rounding of K-quants."""
-    pytest.importorskip("llama_cpp")
-    model = open_model(write_small(tmp_path / "wide.gguf", Small(layers=1, hidden=256, heads=4, ffn=256, tied=tied)))
-    squares = collect(model.file, model.spec, TOKENS[:512])["output"].square
-    for kind, method in (("Q4_0", "importance"), ("IQ4_NL", "best"), ("Q3_K", "gptq"), ("Q3_K", "rtn")):
-        types = dict.fromkeys(("token_embd.weight", "output.weight"), kind)
-        quantize_gguf(
-            model.file, model.spec, tmp_path / "head.gguf", Settings("F32", method, types=types), TOKENS[:512]
-        )
-        made = open_model(tmp_path / "head.gguf")
-        for name in ("token_embd.weight",) if tied else ("token_embd.weight", "output.weight"):
-            weight, info = _floats(model, name), made.file.tensors[name]
-            by = squares if name == "output.weight" or tied else np.ones_like(squares)
-            wanted = nearest(weight, find_grid(kind), by).data if kind in GRIDS else quantize_rows(weight, kind, by)
-            if name == "token_embd.weight" and not tied:
-                wanted = quantize(weight, kind)
-            found = made.file.tensor_bytes(info).reshape(len(weight), -1)
-            assert info.type == kind
-            # Sums of statistics differ in their last bits.
-            assert np.mean(found == wanted) > 0.999, (kind, method, name)
-
-
-def _mean_kl_on(pieces: IntArray, first: Path, second: Path) -> float:
-    engines = [
-        load_engine(open_model(path), "reference", "f32", capacity=128, chunk=128, logits_rows=128)
-        for path in (first, second)
-    ]
-    found = []
-    for piece in pieces:
-        for engine in engines:
-            engine.kv.truncate(0)
-        found.append(mean_kl(*(engine.forward_all(piece)[1::2] for engine in engines)))
-    return float(np.mean(found))
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_costs_match_files_with_one_change(tied: bool, tmp_path: Path) -> None:
-    model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, tied=tied)))
-    found = {
-        each.tensors[0]: each.cost["Q8_0"]
-        for each in measure(model.file, model.spec, TOKENS[:512], ("Q8_0",), outside=AROUND)
-    }
-    embedding = "token_embd.weight"
-    assert set(found) - {name for name in found if "blk." in name} == {embedding} | (
-        set() if tied else {"output.weight"}
-    )
-    in_layer = {name for name in found if name.startswith("blk.1.")}
-    assert len(in_layer) == 7
-    for names in ({embedding}, in_layer):
-        types = {name: "Q8_0" if name in names else "F32" for name in found}
-        settings = Settings("Q8_0", "importance", types=types, **WHOLE)
-        quantize_gguf(model.file, model.spec, tmp_path / "one.gguf", settings, TOKENS[:512])
-        exact = _mean_kl_on(TOKENS[:512].reshape(4, 128), model.file.path, tmp_path / "one.gguf")
-        assert sum(found[name] for name in names) == pytest.approx(exact, rel=0.2)  # shrinks differ
 
 
 @pytest.mark.parametrize("method", ["best", exhaustive("importance")])
