@@ -11,9 +11,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import SHARED_FIXTURES, examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edge.devices.graphics import resident_memory, seen_gpus
 from edge.devices.host import probe_host, processor
@@ -131,19 +128,6 @@ def test_one_kind_of_other_content_everywhere(tmp_path: Path, content: bytes | s
     for name in FILES:
         place(tmp_path / name, content)
     read_all(tmp_path)
-
-
-@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(FILES)), st.sampled_from([*ODD, *THINGS]) | st.binary(max_size=40), max_size=20
-    )
-)
-def test_some_files_with_other_content(tmp_path_factory: pytest.TempPathFactory, other: dict[str, bytes | str]) -> None:
-    root = tmp_path_factory.mktemp("tree")
-    for name, content in FILES.items():
-        place(root / name, other.get(name, content.encode()))
-    read_all(root)
 
 
 def test_long_files_are_read_in_part(tmp_path: Path) -> None:

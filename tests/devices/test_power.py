@@ -295,6 +295,3 @@ def test_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
     assert after(60, 0.1).kind == "counter"  # nothing was done
     assert after(4, 4).kind == "estimate"
     assert after(1, 1).joules == pytest.approx(3 + 2 * 5.1)
-
-
-# Heat

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden, run_child, some_tokens
-from hypothesis import given
-from hypothesis import strategies as st
 from test_devices import write
 
 from edge.devices.memory.pressure import Pressure, read_pressure
@@ -100,28 +98,6 @@ def test_spikes_of_pressure_and_pressure_alone() -> None:
     assert [each for each in given_back(spike) if each] == [50 * MIB]
     thrashing = replace(CALM, stalled=95.0, spare=0)
     assert given_back([thrashing] * 100) == [0] * 100
-
-
-@given(
-    st.lists(
-        st.builds(
-            MemoryReading,
-            needed=st.just(200 * MIB),
-            spare=st.just(100 * MIB),
-            private=st.integers(0, 200 * MIB),
-            limit=st.none() | st.integers(100 * MIB, 400 * MIB),
-            available=st.none() | st.integers(100 * MIB, 400 * MIB),
-            stalled=st.none() | st.floats(0, 100),
-        ),
-        max_size=60,
-    )
-)
-def test_released_memory_suffices_within_spare(trace: list[MemoryReading]) -> None:
-    gave = [each for each in given_back(trace) if each >= 0]
-    assert sum(gave) <= 100 * MIB
-    limits = [memory.limit for memory in trace[: len(gave)] if memory.limit is not None]
-    if limits:
-        assert 200 * MIB - sum(gave) <= max(min(limits), 100 * MIB)
 
 
 # Sessions on fake trees

@@ -87,13 +87,6 @@ def test_crash_of_c_code_raises_one_line(floats: Path, tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["python"]
 
 
-def test_reason_is_llama_cpps(floats: Path, tmp_path: Path) -> None:
-    small = quantize_with_llamacpp(floats, tmp_path / "q8.gguf", "Q8_0")
-    assert small
-    with pytest.raises(EngineError, match="requantizing from type q8_0 is disabled"):
-        quantize_with_llamacpp(tmp_path / "q8.gguf", tmp_path / "q4.gguf", "Q4_0", allow_requantize=False)
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.exhaustive] * (k not in ("Q4_0", "Q8_0"))) for k in PLAIN]
 )
@@ -174,14 +167,6 @@ def test_calibration_text_serves_types_that_need_it(
     assert set(importance) == matrices - {"token_embd.weight"}
     planned = quantize_with_llamacpp(floats, tmp_path / "small.gguf", kind, importance=importance)
     assert any(each.type in (kind, kind.removesuffix("_S")) for each in planned)
-
-
-def test_quantize_takes_calibration_text(floats: Path, text: Path, tmp_path: Path) -> None:
-    target = tmp_path / "small.gguf"
-    given = ("--calibration", str(text), "--calibration-tokens", "256")
-    said = edge_json("quantize", str(floats), str(target), "iq2_xxs", *given, "--json")
-    assert "IQ2_XXS" in {each["type"] for each in said["tensors"]}
-    assert open_model(target).spec.layers == SHAPE.layers
 
 
 def test_unblocked_rows_and_growth_are_reported(tmp_path: Path) -> None:

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
 from edge.formats.gguf import MAX_COUNT, MAX_HEADER, ArrayRef, read_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.model.model import Model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -210,6 +213,39 @@ def test_lists_of_strings_of_any_length_and_content(tmp_path: Path, seed: int) -
     assert set(read.tensors) == {"a.weight", "b.weight"}
 
 
+# Files as we write them
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.text(max_size=40).filter(lambda text: "\0" not in text),
+    st.lists(st.text(max_size=9).filter(lambda text: "\0" not in text), max_size=5),
+    st.integers(0, 2**32 - 1).map(np.uint32),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=32, allow_nan=False).map(np.float32),
+    hnp.arrays(st.sampled_from(["float32", "int32", "uint8"]), st.integers(0, 9), elements={"allow_nan": False}),
+)
+
+
+@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
+def test_file_written_again_has_same_bytes(path: Path, tmp_path: Path) -> None:
+    file = read_gguf(path)
+    planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+    data = (file.tensor_bytes(info) for info in file.tensors.values())
+    write_gguf(tmp_path / "again.gguf", fields_of(file), planned, data)
+    assert (tmp_path / "again.gguf").read_bytes() == path.read_bytes()
+
+
+@given(fields=st.dictionaries(st.from_regex(r"[a-z]{1,9}\.[a-z]{1,9}", fullmatch=True), VALUES, max_size=6))
+def test_another_reader_finds_same_fields(fields: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    fields = {"general.architecture": "llama", **fields}
+    write_gguf(path, fields, [Planned("a", (32, 2), "F32")], [np.zeros((2, 32), np.float32)])
+    found = gguf.GGUFReader(path).fields
+    for name, value in fields.items():
+        said = found[name].contents()
+        assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
+
+
 # Files that are no GGUF files
 
 
@@ -285,9 +321,6 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
         for count in HUGE
     },
     "a long key": (with_key("k" * 129, struct.pack("<IB", U8, 1)), "claims 129 bytes"),
-    "a key without a name": (with_key("", struct.pack("<IB", U8, 1)), "'' cannot be the name"),
-    "a key of two lines": (with_key("a\nb", struct.pack("<IB", U8, 1)), r"'a\nb' cannot be the name"),
-    "a key with a zero byte": (with_key("a\0b", struct.pack("<IB", U8, 1)), r"'a\x00b' cannot be the name"),
     "a key of an unknown type": (with_key("key", struct.pack("<I", 13)), "'key' has the unknown type 13"),
     **{
         f"a list of {count} items of type {kind}": (with_list(kind, count), f"'key' claims {count}")
@@ -304,12 +337,8 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     ),
     "the same tensor twice": (with_tensors(MATRIX, tensor_info("a", (8, 4), 0, 128)), "tensor 'a' appears twice"),
     "a long tensor name": (with_tensor(name="n" * 64), "claims 64 bytes"),
-    "a tensor name with a zero byte": (with_tensor(name="a\0"), "cannot be the name of a tensor"),
-    "a tensor without a name": (with_tensor(name=""), "cannot be the name of a tensor"),
-    "no dimensions": (with_tensor(()), "claims 0 dimensions"),
     "five dimensions": (with_tensor((1, 1, 1, 1, 1)), "claims 5 dimensions"),
     "an extent of zero": (with_tensor((8, 0)), "impossible shape (8, 0)"),
-    "a negative extent": (with_tensor(((1 << 64) - 8,)), "impossible shape"),
     "a product that overflows to little": (with_tensor((1 << 32, 1 << 32)), "impossible shape"),
     "a large extent": (with_tensor((1 << 40,)), "the file is truncated: tensor 'a'"),
     "rows that are no whole blocks": (with_tensor((33, 4), 8),
@@ -323,12 +352,9 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
         for value in (0, 1, 8, 16, 33, 48, 1 << 21)
     },
     "an alignment that is a text": (with_alignment(STRING, "x" * 10_000), "must be a power of two from 32"),
-    "an alignment that is true": (with_alignment(BOOL, True), "must be a power of two from 32"),
-    "an alignment that is a fraction": (with_alignment(F32, 32.0), "must be a power of two from 32"),
 }  # fmt: skip
 
 UNSUPPORTED: dict[str, tuple[bytes, str]] = {
-    "version 0": (with_version(0), "GGUF version 0"),
     "version 1": (with_version(1), "GGUF version 1: edge reads versions 2 and 3"),
     "version 99": (with_version(99), "GGUF version 99"),
     "big-endian": (with_version(3 << 24), "big-endian"),

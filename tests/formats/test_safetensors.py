@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from hypothesis import strategies as st
 from edge.errors import ModelFormatError
 from edge.formats.safetensors import Planned, read_header, write_safetensors
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-ANY_JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 GOOD = FOLDERS / "qwen2" / "model.safetensors"
@@ -94,14 +91,11 @@ def test_lying_headers_are_refused(header: Any, match: str, tmp_path: Path) -> N
     refused(tmp_path / "bad", safetensors(header, bytes(16)), match)
 
 
-@pytest.mark.parametrize("length", [17, 1000, 1 << 31, 1 << 63, (1 << 64) - 1])
-def test_impossible_header_lengths_are_refused(length: int, tmp_path: Path) -> None:
-    refused(tmp_path / "bad", safetensors(b"{}", b"", length), "its header claims")
-
-
 def test_other_files_are_no_safetensors(tmp_path: Path) -> None:
     refused(tmp_path / "bad", b"", "no safetensors file")
     refused(tmp_path / "bad", b"1234567", "no safetensors file")
+    for length in (17, 1 << 31, (1 << 64) - 1):
+        refused(tmp_path / "bad", safetensors(b"{}", b"", length), "its header claims")
     with pytest.raises(ModelFormatError, match="cannot be read"):
         read_header(tmp_path / "missing")
     with pytest.raises(ModelFormatError, match="cannot be read"):
@@ -150,12 +144,3 @@ def test_damage_is_refused_or_harmless(data: st.DataObject, tmp_path_factory: py
     assert "\n" not in message
     if not message:
         assert all(8 <= each.offset <= len(changed) - each.nbytes for each in read_header(path).values())
-
-
-@given(said=ANY_JSON)
-def test_any_json_is_refused_or_read(said: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("json") / "model.safetensors"
-    for header in (said, {"a": said}, {"a": {"dtype": "F32", "shape": said, "data_offsets": [0, 8]}},
-                   {"a": {"dtype": said, "shape": [2], "data_offsets": said}}):  # fmt: skip
-        path.write_bytes(safetensors(json.dumps(header).encode(), bytes(8)))
-        assert "\n" not in complaint(lambda: read_header(path))

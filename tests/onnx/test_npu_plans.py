@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN
-from small_models import Small, write_small
 from typer.testing import CliRunner
 
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.cli.commands import app
-from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles import find_profile
 from edge.devices.profiles.profile import Figure, Npu
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.lab.prediction.fits import fits
 from edge.lab.prediction.forecast import Outlook, look_ahead
 from edge.lab.prediction.npu import EFFICIENCY
-from edge.lab.prediction.predict import Wanted, predict
 from edge.model.model import open_model
 from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
@@ -60,14 +58,6 @@ def test_context_size_is_that_of_the_vendors_compiler(tmp_path: Path) -> None:
     use = npu_use(file, spec, S24)
     assert (use.reasons, use.shards) == ((), 1)
     assert use.context == pytest.approx(99e6, rel=0.02)
-
-
-@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 4_751_360), ("Q4_1", 5_574_656)])
-def test_two_wide_layers_have_their_share_of_a_context(tmp_path: Path, kind: str, size: int) -> None:
-    """Compiled likewise, 512 rows and chunks of 32 tokens. At a width of 1,536, 29,663,232 and 34,500,608."""
-    small = Small(layers=2, hidden=576, heads=9, kv_heads=3, head=64, ffn=1536, types=kind, context=1024)
-    model = open_model(write_small(tmp_path / "small.gguf", small))
-    assert npu_use(model.file, model.spec, S24).context == pytest.approx(size, rel=0.04)
 
 
 def test_oversized_graphs_are_split_into_contexts(tmp_path: Path) -> None:
@@ -206,12 +196,3 @@ def test_models_are_judged_for_an_npu() -> None:
     assert large.best.tok_s is not None
     assert other.best is None
     assert "does not run short convolutions" in (other.reason or "")
-
-
-def test_local_plan_uses_the_local_npus_figures(tmp_path: Path) -> None:
-    plan, spec = outlook(tmp_path).plan, outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
-    here = replace(S24, name=HOST, figures={k: v for k, v in S24.figures.items() if k != "npu_watts"})
-    found = predict(spec, plan, here, Wanted())
-    assert found.decode[0].tok_s.source == "estimated from figures of its NPU"
-    assert found.decode[0].joules is None
-    assert found.unknown == ("no earlier run was metered by this device's sensor, so nothing is said of joules",)

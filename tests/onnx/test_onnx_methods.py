@@ -17,7 +17,6 @@ from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.calibrate import Statistics, collect
 from edge.converters.onnx.methods import METHODS, NEED_STATISTICS, find_method, planning_method
 from edge.converters.onnx.writer import planned_files, rounded_types, write_onnx
-from edge.converters.quantizers.smoothquant import factors_of, smooth
 from edge.errors import InputError, ModelFormatError
 from edge.formats import nf4
 from edge.formats.onnx_folder import WEIGHTS
@@ -92,20 +91,6 @@ def test_nf4_values_equal_the_table(tmp_path: Path, engines: Engines) -> None:
     rounded = open_model(write_small(tmp_path / "rounded.gguf", Small(**WIDE), both))
     expected = engines(load_engine(rounded, "reference", "f32")).forward_all(TOKENS)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-3)
-
-
-def test_smoothing_changes_nothing_but_sizes(tmp_path: Path) -> None:
-    """Products stay the same when inputs are divided and columns multiplied."""
-    model = small_model(tmp_path)
-    smoothing = smooth(model.file, model.spec, {name: each.largest for name, each in statistics_of(model).items()})
-    norms = smoothing.divided["blk.0.attn_norm"]
-    assert (norms[list(LOUD)] > 5 * np.median(norms)).all()
-    for name in ("attn_q", "attn_k", "attn_v"):
-        np.testing.assert_array_equal(smoothing.multiplied[f"blk.0.{name}"], norms)
-    rows, columns = smoothing.divided["blk.1.attn_v"], smoothing.multiplied["blk.1.attn_output"]
-    np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 0], rows.reshape(2, 32))
-    np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 1], rows.reshape(2, 32))
-    np.testing.assert_array_equal(factors_of(np.array([0, 4, 4]), np.array([2, 0, 1]), 0.5), [1, 1, 2])
 
 
 PLAIN = [(None, types) for types in ("F32", "F16", "Q4_0", "Q5_1", "Q8_0")]

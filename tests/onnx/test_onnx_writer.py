@@ -9,22 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from conftest import Engines, exhaustive, load_engine, open_golden, run_child
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
+from conftest import Engines, exhaustive, load_engine, open_golden
 from small_models import Small, random_quants, random_weights, write_small
 from test_architectures import open_family
 
 from edge.backends import find_backend
-from edge.backends.onnx.graph.matmul_nbits import bits_of, to_blocks, with_means
 from edge.backends.rope import find_rotation
 from edge.converters.onnx.tokenizer_file import tokenizer_json
 from edge.converters.onnx.writer import planned_files, write_onnx
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import BLOCK
 from edge.model.model import Model, open_model
 from edge.run.starting.loading import load
-from edge.types import AnyArray, FloatArray
+from edge.types import AnyArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 
@@ -104,35 +100,6 @@ def quants_of(kind: str, rows: int, columns: int, seed: int = 3) -> AnyArray:
     return raw
 
 
-def blocks_of(kind: str, columns: int = 512) -> tuple[FloatArray, AnyArray]:
-    raw = quants_of(kind, 24, columns)
-    return np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32), raw
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q5_0", "IQ4_NL"])
-def test_grids_come_through_unchanged(kind: str) -> None:
-    values, raw = blocks_of(kind)
-    blocks = to_blocks(raw, kind, bits_of(kind))
-    steps = blocks.quants.astype(np.float32) - blocks.zeros[..., None]
-    ours = steps * blocks.scales[..., None] + (0 if blocks.rest is None else blocks.rest[..., None])
-    np.testing.assert_allclose(ours.reshape(values.shape), values, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
-def test_remainder_of_integer_zero_points_uses_means(kind: str) -> None:
-    """Columns for means are rounded to 4 bits: that must cost much less than rounding the weights to 4 bits did."""
-    values, raw = blocks_of(kind)
-    blocks = with_means(to_blocks(raw, kind, 4))
-    inputs = np.random.default_rng(1).standard_normal((50, values.shape[1])).astype(np.float32)
-    means = inputs.reshape(50, -1, BLOCK).mean(axis=-1)
-    padded = np.zeros((50, blocks.quants.shape[1] * BLOCK), np.float32)
-    padded[:, : inputs.shape[1]], padded[:, inputs.shape[1] : inputs.shape[1] + means.shape[1]] = inputs, means
-    weights = (blocks.quants.astype(np.float32) - blocks.zeros[..., None]) * blocks.scales[..., None]
-    error = np.std(padded @ weights.reshape(len(values), -1).T - inputs @ values.T)
-    rounding = np.median(blocks.scales[:, : values.shape[1] // BLOCK]) / np.sqrt(12) * np.sqrt(values.shape[1])
-    assert error < rounding / 5
-
-
 @pytest.mark.parametrize(
     ("kind", "tied"),
     [
@@ -161,30 +128,6 @@ def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path, engines: Engi
     tokens = np.arange(20, dtype=np.int32)
     ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
     np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
-
-
-@pytest.mark.exhaustive
-def test_weights_are_converted_slice_by_slice(tmp_path: Path) -> None:
-    """A model of many slices takes hardly more memory than a small one."""
-    code = """
-import sys, json
-from pathlib import Path
-from edge.model.model import open_model
-from edge.backends.onnx.graph.layout import make_layout
-from edge.backends.onnx.graph.weights import write_weights
-model = open_model(sys.argv[1])
-write_weights(model.file, make_layout(model.file, model.spec), Path(sys.argv[2]))
-print(json.dumps(None))
-"""
-    small = Small(layers=1, hidden=256, heads=4, kv_heads=4, head=64, ffn=256, types="Q4_1")
-    large = Small(layers=1, hidden=2048, heads=32, kv_heads=32, head=64, ffn=8192, types="Q4_1")
-    peaks = []
-    for name, shape in (("small", small), ("large", large)):
-        write_small(tmp_path / f"{name}.gguf", shape)
-        child = run_child(code, tmp_path / f"{name}.gguf", tmp_path / "out")
-        assert child.status == 0, child.errors
-        peaks.append(child.peak)
-    assert peaks[1] - peaks[0] < 60 << 20 < 4 * 2048 * 8192  # one matrix in float32
 
 
 # tokenizer.json

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -18,14 +17,12 @@ from hypothesis import strategies as st
 
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
-from edge.backends.counts import Footprint
 from edge.budget import parse_bytes
 from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
-from edge.model.structure.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.plan.resolve import resolve
@@ -211,21 +208,6 @@ def test_budget_that_is_named_is_smallest_that_fits(request_: Options, engine: s
                     native_plan(each, (int(named) - 1) * MIB, backend)
             if each is request_:
                 assert (made.config.capacity, bool(made.config.resident)) == (int(found[2]), bool(found[3]))
-
-
-def test_refusal_counts_each_configuration_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the one with the fewest rows, which is another request."""
-    counted, footprint = Counter[str](), NATIVE.footprint
-
-    def count(spec: ModelSpec, config: EngineConfig) -> Footprint:
-        counted[repr(config)] += 1
-        return footprint(spec, config)
-
-    monkeypatch.setattr(NATIVE, "footprint", count)
-    with pytest.raises(BudgetError):
-        native_plan(Options(kv_dtype="f16"), 20 * MIB)
-    assert len(counted) > 50
-    assert sum(number > 1 for number in counted.values()) < 20, counted.most_common(30)
 
 
 @pytest.mark.parametrize(("options", "compiled"), [
@@ -435,15 +417,9 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
-                ("cpu", "256MiB", 1024, "int8", "h2o"), ("llamacpp", "210MiB", 256, "f16", "streaming"),
-                ("llamacpp", "220MiB", None, "q4_0", "streaming"), ("cpu", "200MiB", None, "f16", "streaming"),
-                ("cpu", "256MiB", None, "int8", "streaming"), ("cpu", "256MiB", 1024, "f16", "keydiff"),
-                ("llamacpp", "256MiB", 512, "f16", "h2o"), ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
-                ("llamacpp", "300MiB", 1024, "f32", "tova"), ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
-                ("llamacpp", "256MiB", None, "f16", "streaming"), ("llamacpp", "300MiB", 1024, "f32", "streaming"),
-                ("llamacpp", "1GiB", 2048, "f16", "streaming"), ("llamacpp", "512MiB", 4096, "q8_0", "streaming"),
-                ("cpu", "256MiB", 2048, "f16", "streaming"), ("cpu", "300MiB", 1024, "f32", "streaming"),
-                ("cpu", "1GiB", None, "f16", "streaming"),
+                ("cpu", "256MiB", 1024, "int8", "h2o"), ("cpu", "200MiB", None, "f16", "streaming"),
+                ("cpu", "1GiB", None, "f16", "streaming"), ("llamacpp", "220MiB", None, "q4_0", "streaming"),
+                ("llamacpp", "256MiB", 512, "f16", "h2o"), ("llamacpp", "1GiB", 2048, "f16", "streaming"),
             )
         ),
     ],
