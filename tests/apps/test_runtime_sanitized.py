@@ -13,7 +13,7 @@ from runtime_library import SANITIZE
 
 # Tests of parts of the runtime, whose code takes what Python gives it:
 FILES = (
-    "test_constrain.py", "test_model_file.py", "test_runtime_governor.py", "test_runtime_kv.py",
+    "test_constrain.py", "test_model_file.py", "test_runtime_ears.py", "test_runtime_governor.py", "test_runtime_kv.py",
     "test_runtime_sampler.py", "test_runtime_tokens.py", "test_runtime_tools.py",
 )  # fmt: skip
 
