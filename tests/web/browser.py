@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,12 @@ CONTRAST = """(() => {
     return 'rgb(255, 255, 255)';
   };
   return [...document.querySelectorAll('body *')]
-    .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) && !each.disabled)
+    .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+    .filter((each) => !each.disabled && !each.closest('title'))
     .map((each) => {
-      const [a, b] = [light(getComputedStyle(each).color), light(ground(each))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), each.id || each.className || each.tagName];
+      const ink = getComputedStyle(each)[each.matches('svg text') ? 'fill' : 'color'];
+      const [a, b] = [light(ink), light(ground(each))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), each.id || each.getAttribute('class') || each.tagName];
     });
 })()"""
 
@@ -51,15 +52,6 @@ class LeftError(AssertionError):
 
 def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
-
-
-@dataclass
-class Opened:
-    """What a page did while it was opened. complaints: of the console, and exceptions. requests: addresses."""
-
-    page: Page
-    complaints: list[str]
-    requests: list[str]
 
 
 class Page:
@@ -95,23 +87,6 @@ class Page:
     def wait(self, event: str) -> None:
         while not any(each["method"] == event for each in self.events):
             self._next()
-
-    def open(self, path: Path, *, width: int, height: int = 844, dark: bool = False) -> Opened:
-        """A file, as a screen of this size shows it."""
-        self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.visit(path.absolute().as_uri())
-        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
-        found = [(each["method"], each["params"]) for each in self.events]
-        complaints = [str(what) for method, what in found if method in ("Runtime.exceptionThrown", "Log.entryAdded")]
-        complaints += [
-            str(what) for method, what in found if method == "Runtime.consoleAPICalled" and what["type"] != "log"
-        ]
-        requests = [what["request"]["url"] for method, what in found if method == "Network.requestWillBeSent"]
-        return Opened(self, complaints, requests)
 
     def visit(self, url: str) -> None:
         """Go to an address, until its page has been loaded, perhaps again by itself. The page before is left first: it
@@ -229,11 +204,24 @@ def until(page: Page, condition: str) -> None:
         time.sleep(0.1)
 
 
+def press(page: Page, key: str, *, shift: bool = False, text: str = "") -> None:
+    """Press a key in the element that has the focus."""
+    codes = {"Enter": 13, "Escape": 27, "Tab": 9}
+    for kind in ("keyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key],
+                 modifiers=8 * shift, **({"text": text} if kind == "keyDown" and text else {}))  # fmt: skip
+
+
 def type_in(page: Page, text: str) -> None:
     """Type into the field that has the focus, and press Enter."""
     page.ask("Input.insertText", text=text)
-    for kind in ("keyDown", "keyUp"):
-        page.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+    press(page, "Enter")
+
+
+def requests(page: Page) -> list[str]:
+    """The addresses that a page asked for since it was visited."""
+    method = "Network.requestWillBeSent"
+    return [each["params"]["request"]["url"] for each in page.events if each["method"] == method]
 
 
 def complaints(page: Page) -> list[Any]:

@@ -24,7 +24,6 @@ class Script:
 
     answers: list[list[dict[str, Any] | str]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
-    key: str = ""
     models: tuple[str, ...] = ("tiny", "other")
     seeing: tuple[str, ...] = ()  # models that take pictures
     hearing: tuple[str, ...] = ()  # models that only hear
@@ -36,6 +35,10 @@ class Script:
 
     def __post_init__(self) -> None:
         self.go.set()
+
+
+def _described(name: str, *takes: str) -> dict[str, Any]:
+    return {"id": name, "chat_template": "text" in takes, "architecture": {"input_modalities": takes}}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,32 +54,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _refused(self) -> bool:
-        if not self.script.key or self.headers.get("Authorization") == f"Bearer {self.script.key}":
-            return False
-        self._send(401, json.dumps({"error": {"message": "state the API key"}}).encode())
-        return True
-
     def do_GET(self) -> None:
         if path := find(self.path):
             self._send(200, path.read_bytes(), TYPES[path.suffix])
-        elif not self._refused():
+        else:
             memory = {"resident": 141 * MIB, "budget": self.script.budget}
             found: dict[str, Any] = {
                 "/v1/models": {
                     "data": [
+                        *(_described(name, "audio") for name in self.script.hearing),
                         *(
-                            {"id": name, "chat_template": False, "architecture": {"input_modalities": ["audio"]}}
-                            for name in self.script.hearing
-                        ),
-                        *(
-                            {
-                                "id": name,
-                                "chat_template": True,
-                                "architecture": {
-                                    "input_modalities": ["text", "image"] if name in self.script.seeing else ["text"]
-                                },
-                            }
+                            _described(name, "text", *["image"] * (name in self.script.seeing))
                             for name in self.script.models
                         ),
                     ]
@@ -87,8 +75,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self._refused():
-            return
         if self.path == "/v1/audio/transcriptions":
             self.script.forms.append(body)
             heard = self.script.heard.pop(0)

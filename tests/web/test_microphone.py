@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Page, complaints, show, until
+from browser import Page, complaints, press, show, until
 from chat_server import Script, chat_server
 from conftest import chromium
 
@@ -41,19 +41,13 @@ def allow(page: Page, url: str, setting: str, device: str = "microphone") -> Non
     page.ask("Browser.setPermission", permission={"name": device}, setting=setting, origin=url.rstrip("/"))
 
 
-def press(page: Page, key: str) -> None:
-    """Press a key in the element that has the focus."""
-    for kind in ("keyDown", "keyUp"):
-        page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=13, text="\r")
-
-
 def speak(page: Page, seconds: float) -> None:
     """Record so many seconds, with the keyboard alone."""
     page.value(f"{BUTTON}.focus()")
-    press(page, "Enter")
+    press(page, "Enter", text="\r")
     until(page, f"{LABEL} === 'End the recording'")
     page.value(f"new Promise((done) => setTimeout(done, {1000 * seconds}))")
-    press(page, "Enter")
+    press(page, "Enter", text="\r")
 
 
 def sound_of(form: bytes) -> tuple[FloatArray, int]:

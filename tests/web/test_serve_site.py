@@ -14,12 +14,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from test_cli import edge
 
 import edge as library
-from edge.apps.serve import HEADERS, find_file, serving
+from edge.apps.serve import HEADERS, serving
 from edge.errors import InputError
 
 SECRET = b"nobody asks for this"
@@ -95,7 +93,7 @@ def test_paths_outside_the_site_are_not_found(path: str, port: int) -> None:
     assert (response.status, body) == (404, b"404 Not Found\n")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("method", ["POST", "DELETE", "TRACE"])
 def test_other_methods_are_refused(method: str, port: int) -> None:
     assert request(port, "/model.edge", method)[0].status == 501
 
@@ -103,18 +101,16 @@ def test_other_methods_are_refused(method: str, port: int) -> None:
 @pytest.mark.parametrize(("wanted", "start", "stop"), [
     ("bytes=0-99", 0, 100), ("bytes=100-", 100, 10240), ("bytes=-100", 10140, 10240), ("bytes=-99999", 0, 10240),
     ("bytes=10239-10239", 10239, 10240), ("bytes=5000-999999999", 5000, 10240),
+    ("bytes=10240-", 0, 0), ("bytes=99999999-999999999", 0, 0), ("bytes=-0", 0, 0),  # beyond the file
 ])  # fmt: skip
-def test_ranges_are_sent_with_their_place(wanted: str, start: int, stop: int, port: int) -> None:
+def test_ranges_are_sent_with_their_place_or_refused(wanted: str, start: int, stop: int, port: int) -> None:
     response, body = request(port, "/model.edge", Range=wanted)
+    if not stop:
+        assert (response.status, response.headers["Content-Range"]) == (416, "bytes */10240")
+        return
     assert (response.status, body) == (206, MODEL[start:stop])
     assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/10240"
     assert HEADERS.items() <= dict(response.headers).items()
-
-
-@pytest.mark.parametrize("wanted", ["bytes=10240-", "bytes=99999999-999999999", "bytes=-0"])
-def test_ranges_beyond_the_file_are_refused(wanted: str, port: int) -> None:
-    response, _ = request(port, "/model.edge", Range=wanted)
-    assert (response.status, response.headers["Content-Range"]) == (416, "bytes */10240")
 
 
 @pytest.mark.parametrize(
@@ -146,16 +142,6 @@ def test_unchanged_file_is_not_sent_again(port: int) -> None:
     assert request(port, "/model.edge", If_None_Match='"another"')[0].status == 200
     assert request(port, "/model.edge", Range="bytes=0-9", If_Range=tag)[0].status == 206
     assert request(port, "/model.edge", Range="bytes=0-9", If_Range='"another"')[1] == MODEL
-
-
-@given(
-    st.lists(
-        st.sampled_from(["..", ".", "/", "%2e", "%2f", "%5c", "\\", "secret", "site", "edge", "above", "%00", "~"])
-    )
-)
-def test_no_path_leads_out(site: Path, parts: list[str]) -> None:
-    found = find_file(site, "/" + "".join(parts))
-    assert found is None or (found.resolve().is_relative_to(site) and SECRET not in found.read_bytes())
 
 
 def test_command_serves_until_it_is_interrupted(site: Path) -> None:
