@@ -12,7 +12,6 @@ Rows of layers with a window are those that a token at the next position sees.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fallback import settle
 from folders import tokenizer_of
 from make import fill
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+from write import run
 
 NAME, TARGET, SEED = "gemma4_assistant", "gemma4_text", 91
 TOKENS, SHORT, DRAFTS = 40, 12, 3
@@ -60,8 +60,6 @@ def drafts(model: Any, assistant: Any, tokens: np.ndarray) -> tuple[Any, ...]:
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     options: Any = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = Gemma4ForCausalLM.from_pretrained(out / "folders" / TARGET, **options).eval()
     assistant = Gemma4AssistantForCausalLM(configuration(model.config))
@@ -84,4 +82,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

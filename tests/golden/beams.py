@@ -15,8 +15,8 @@ import torch
 from fallback import configurations as hybrids
 from fallback import settle
 from families import configurations as families
-from make import SHAPES, fill, random_model, random_tokens
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from make import random_model, random_tokens, shapes
+from transformers import PreTrainedModel
 
 ENDS, USUAL_ENDS = [19, 29, 54, 67, 122, 137], [0, 2]  # tokens that end an answer: the first are common
 LLAMA = "llama-gqa-tied"
@@ -29,11 +29,9 @@ CASES = [  # model, beams, length penalty, most tokens, ends
 
 def golden_model(name: str) -> PreTrainedModel:
     """With the weights of its golden file."""
-    if name in SHAPES:
-        return random_model(SHAPES[name], 1 + list(SHAPES).index(name))
-    found, first = (families(), 21) if name in families() else (hybrids(), 61)
+    found, first = next(each for each in ((shapes(), 1), (families(), 21), (hybrids(), 61)) if name in each[0])
     seed = first + list(found).index(name)
-    model = fill(AutoModelForCausalLM.from_config(found[name]).eval(), seed)
+    model = random_model(found[name], seed)
     return settle(model, seed) if first == 61 else model
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
@@ -22,29 +21,15 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import torch
-from encoders import word_pieces
+import transformers as hf
+from encoders import word_pieces, write_json, write_modules
 from families import small
 from folders import gemma3, sentencepiece_bpe
 from make import fill
 from safetensors.torch import save_file
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    Gemma3TextConfig,
-    Gemma3TextModel,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    ModernBertModel,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
-    XLMRobertaModel,
-)
+from write import run
 
 QUERY = "How is a function called?"
 TEXTS = [
@@ -72,8 +57,6 @@ SIZES: dict[str, Any] = {
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     out = out / "embedders"
     out.mkdir(exist_ok=True)
     makers = (bert_ranker, xlm_roberta, xlm_ranker, modern_bert, modern_ranker, gemma, qwen3_ranker)
@@ -88,9 +71,8 @@ def main(out: Path) -> None:
             weight.copy_(weight.half())
         dense = add_modules(out / name, pooling, seed) if pooling else []
         if name == "gemma":
-            edit(
-                out / name / "config.json", {"sliding_window": 8}
-            )  # as published: transformers halves it when it reads
+            path = out / name / "config.json"  # as published: transformers halves the window when it reads
+            write_json(path, json.loads(path.read_text()) | {"sliding_window": 8})
         if name == "qwen3-ranker":
             found = answers_of(model, tokenizer)
         elif pooling:
@@ -100,31 +82,32 @@ def main(out: Path) -> None:
         np.savez_compressed(out / f"{name}.npz", **found)
 
 
-Made = tuple[PreTrainedModel, PreTrainedTokenizerFast, str]  # with the pooling; "": a reranker
+Made = tuple[hf.PreTrainedModel, hf.PreTrainedTokenizerFast, str]  # with the pooling; "": a reranker
 
 
 def bert_ranker() -> Made:
     tokenizer = word_pieces(lowercase=True)
-    return BertForSequenceClassification(
-        BertConfig(**SIZES, vocab_size=len(tokenizer), num_labels=1)), tokenizer, ""  # fmt: skip
+    return hf.BertForSequenceClassification(
+        hf.BertConfig(**SIZES, vocab_size=len(tokenizer), num_labels=1)), tokenizer, ""  # fmt: skip
+
+
+def xlm_config(tokenizer: hf.PreTrainedTokenizerFast, **others: Any) -> hf.XLMRobertaConfig:
+    sizes = SIZES | {"max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    return hf.XLMRobertaConfig(**sizes, vocab_size=len(tokenizer), **others)
 
 
 def xlm_roberta() -> Made:
     tokenizer = unigrams()
-    config = XLMRobertaConfig(**SIZES | {"max_position_embeddings": CONTEXT + 2}, vocab_size=len(tokenizer),
-                              type_vocab_size=1, layer_norm_eps=1e-5)  # fmt: skip
-    return XLMRobertaModel(config, add_pooling_layer=False), tokenizer, "cls"
+    return hf.XLMRobertaModel(xlm_config(tokenizer), add_pooling_layer=False), tokenizer, "cls"
 
 
 def xlm_ranker() -> Made:
     tokenizer = unigrams()
-    config = XLMRobertaConfig(**SIZES | {"max_position_embeddings": CONTEXT + 2}, vocab_size=len(tokenizer),
-                              type_vocab_size=1, layer_norm_eps=1e-5, num_labels=1)  # fmt: skip
-    return XLMRobertaForSequenceClassification(config), tokenizer, ""
+    return hf.XLMRobertaForSequenceClassification(xlm_config(tokenizer, num_labels=1)), tokenizer, ""
 
 
-def modern(**others: Any) -> ModernBertConfig:
-    return ModernBertConfig(
+def modern(**others: Any) -> hf.ModernBertConfig:
+    return hf.ModernBertConfig(
         **SIZES | {"num_hidden_layers": 4}, vocab_size=VOCAB, local_attention=8, global_attn_every_n_layers=3,
         pad_token_id=1, cls_token_id=2, bos_token_id=2, sep_token_id=3, eos_token_id=3, reference_compile=False,
         **others,
@@ -132,11 +115,11 @@ def modern(**others: Any) -> ModernBertConfig:
 
 
 def modern_bert() -> Made:
-    return ModernBertModel(modern()), byte_level(), "mean"
+    return hf.ModernBertModel(modern()), byte_level(), "mean"
 
 
 def modern_ranker() -> Made:
-    return ModernBertForSequenceClassification(modern(num_labels=1, classifier_pooling="mean")), byte_level(), ""
+    return hf.ModernBertForSequenceClassification(modern(num_labels=1, classifier_pooling="mean")), byte_level(), ""
 
 
 def gemma() -> Made:
@@ -144,18 +127,18 @@ def gemma() -> Made:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    config = small(Gemma3TextConfig, **gemma3(sliding_window=8), vocab_size=len(tokenizer),
+    config = small(hf.Gemma3TextConfig, **gemma3(sliding_window=8), vocab_size=len(tokenizer),
                    use_bidirectional_attention=True)  # fmt: skip
-    return Gemma3TextModel(config), tokenizer, "mean"
+    return hf.Gemma3TextModel(config), tokenizer, "mean"
 
 
 def qwen3_ranker() -> Made:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
     tokenizer = bpe(special, qwen=True)
     tokenizer.normalizer = normalizers.NFC()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    config = small(Qwen3Config, head_dim=16, theta=1e6, vocab_size=len(made), bos_token_id=0, eos_token_id=2)
-    return Qwen3ForCausalLM(config), made, ""
+    made = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    config = small(hf.Qwen3Config, head_dim=16, theta=1e6, vocab_size=len(made), bos_token_id=0, eos_token_id=2)
+    return hf.Qwen3ForCausalLM(config), made, ""
 
 
 def bpe(special: list[str], *, qwen: bool) -> Tokenizer:
@@ -174,20 +157,20 @@ def bpe(special: list[str], *, qwen: bool) -> Tokenizer:
     return tokenizer
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level() -> hf.PreTrainedTokenizerFast:
     """ModernBERT's kind."""
     tokenizer = bpe(["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"], qwen=False)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]",
     )  # fmt: skip
 
 
-def unigrams() -> PreTrainedTokenizerFast:
+def unigrams() -> hf.PreTrainedTokenizerFast:
     """XLM-R's kind, with a small table of characters that SentencePiece compiles."""
     with TemporaryDirectory() as work:
         folder = Path(work)
@@ -214,7 +197,7 @@ def unigrams() -> PreTrainedTokenizerFast:
     )
     tokenizer.add_special_tokens([AddedToken(text) for text in ("<s>", "<pad>", "</s>", "<unk>")])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>",
         unk_token="<unk>", pad_token="<pad>", mask_token="<mask>",
     )  # fmt: skip
@@ -226,42 +209,25 @@ def lines() -> list[str]:
 
 def add_modules(folder: Path, pooling: str, seed: int) -> list[torch.Tensor]:
     """As sentence-transformers writes them; of Gemma two dense layers, which are returned, and prompts."""
-    gemma = folder.name == "gemma"
-    kinds = ["Transformer", "Pooling", *["Dense"] * 2 * gemma, "Normalize"]
-    places = ["", "1_Pooling", *["2_Dense", "3_Dense"][: 2 * gemma], f"{2 + 2 * gemma}_Normalize"]
-    modules = [
-        {"idx": index, "name": str(index), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for index, (kind, place) in enumerate(zip(kinds, places, strict=True))
-    ]
-    write(folder / "modules.json", modules)
-    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "mean_tokens", "max_tokens")}
-    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **modes})
-    if not gemma:
+    if folder.name != "gemma":
+        write_modules(folder, 32, pooling)
         return []
+    write_modules(folder, 32, pooling, "2_Dense", "3_Dense")
     prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
-    write(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
     random, found = np.random.default_rng(seed), []
     for place, (rows, columns) in (("2_Dense", (48, 32)), ("3_Dense", (32, 48))):
         weight = torch.from_numpy(random.standard_normal((rows, columns)) / np.sqrt(columns)).half()
         linear = "torch.nn.modules.linear.Identity"
         said = {"in_features": columns, "out_features": rows, "bias": False, "activation_function": linear}
-        write(folder / place / "config.json", said)
+        write_json(folder / place / "config.json", said)
         save_file({"linear.weight": weight}, folder / place / "model.safetensors")
         found.append(weight.float())
     return found
 
 
-def write(path: Path, said: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(said, indent=2) + "\n")
-
-
-def edit(path: Path, changes: dict[str, Any]) -> None:
-    write(path, json.loads(path.read_text()) | changes)
-
-
 def vectors_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pooling: str, dense: list[torch.Tensor]
+    model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerFast, pooling: str, dense: list[torch.Tensor]
 ) -> dict[str, Any]:
     texts = [tokenizer(text).input_ids for text in TEXTS]
     vectors = []
@@ -274,7 +240,7 @@ def vectors_of(
     return joined(texts) | {"vectors": np.stack(vectors)}
 
 
-def scores_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def scores_of(model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerFast) -> dict[str, Any]:
     pairs = [tokenizer(QUERY, text) for text in TEXTS]
     scores = []
     for pair in pairs:
@@ -285,7 +251,7 @@ def scores_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dic
     return joined([pair.input_ids for pair in pairs]) | {"scores": np.array(scores, np.float32)}
 
 
-def answers_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def answers_of(model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerFast) -> dict[str, Any]:
     """As Qwen3-Reranker's authors compute them."""
     (yes,), (no,) = (tokenizer(answer).input_ids for answer in ("yes", "no"))
     before, behind = (tokenizer(text).input_ids for text in (BEFORE, BEHIND))
@@ -303,4 +269,4 @@ def joined(texts: list[list[int]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

@@ -13,7 +13,6 @@ or beside itself, in `encoders/`:
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -25,6 +24,7 @@ from gguf import TokenType
 from tokenizers import BertWordPieceTokenizer
 from torture import TEXTS
 from transformers import BertConfig, BertModel, BertTokenizerFast, NomicBertConfig, NomicBertModel, PreTrainedModel
+from write import finish, run
 
 SENTENCES = [
     "The sky is blue.", "Il cielo è blu, and naïve cafés are open!", "x",
@@ -44,8 +44,6 @@ NOMIC_NAMES = {  # of layers; the rest has BERT's
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     out = out / "encoders"
     out.mkdir(exist_ok=True)
     tokenizers = {"bert": word_pieces(lowercase=True), "bert-cased": word_pieces(lowercase=False)}
@@ -104,18 +102,25 @@ def write_folder(folder: Path, model: PreTrainedModel, tokenizer: BertTokenizerF
     """As sentence-transformers writes it."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    said = {
-        "word_embedding_dimension": model.config.hidden_size, "pooling_mode_cls_token": pooling == "cls",
-        "pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_max_tokens": False,
-    }  # fmt: skip
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+    write_modules(folder, model.config.hidden_size, pooling)
+
+
+def write_modules(folder: Path, size: int, pooling: str, *dense: str) -> None:
+    """dense: the folders of layers behind the pooling."""
+    places = ["", "1_Pooling", *dense, f"{2 + len(dense)}_Normalize"]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
     modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+        {"idx": index, "name": str(index), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, place) in enumerate(zip(kinds, places, strict=True))
     ]
-    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
+    write_json(folder / "modules.json", modules)
+    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "mean_tokens", "max_tokens")}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **modes})
+
+
+def write_json(path: Path, said: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(said, indent=2) + "\n")
 
 
 def write_gguf(path: Path, model: PreTrainedModel, tokenizer: BertTokenizerFast, pooling: str) -> None:
@@ -143,10 +148,7 @@ def write_gguf(path: Path, model: PreTrainedModel, tokenizer: BertTokenizerFast,
             _, layer, *stem, suffix = name.split(".")
             ours = f"blk.{layer}.{NOMIC_NAMES['.'.join(stem)]}.{suffix}"
         writer.add_tensor(ours, np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: BertTokenizerFast) -> None:
@@ -177,4 +179,4 @@ def answers(model: PreTrainedModel, tokenizer: BertTokenizerFast) -> dict[str, A
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

@@ -11,19 +11,17 @@ Run it as `make golden` does. It writes, beside itself in `eyes/`:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
-from towers import TEXT, fill, picture, smolvlm, write_mmproj
+from towers import TEXT, answered, fill, picture, smolvlm, write_mmproj
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, SmolVLMForConditionalGeneration
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
-from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, write_gguf
+from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, run, write_gguf
 
 SEED, STEPS = 341, 12
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -39,7 +37,7 @@ TEMPLATE = (
 )
 
 
-def said(role: str, *parts: str) -> dict[str, Any]:
+def says(role: str, *parts: str) -> dict[str, Any]:
     """A message; a part in brackets names a picture."""
     return {"role": role, "content": [
         {"type": "image", "name": part[1:-1]} if part[0] == "[" else {"type": "text", "text": part} for part in parts
@@ -47,17 +45,15 @@ def said(role: str, *parts: str) -> dict[str, Any]:
 
 
 CONVERSATIONS = {
-    "one": [said("user", "[first]", "What is in the picture?")],
+    "one": [says("user", "[first]", "What is in the picture?")],
     "two": [
-        said("user", "[first]", "What is it?"), said("assistant", "A bar."), said("user", "And this:", "[second]", "?"),
+        says("user", "[first]", "What is it?"), says("assistant", "A bar."), says("user", "And this:", "[second]", "?"),
     ],
-    "text": [said("user", "Hello there.")],
+    "text": [says("user", "Hello there.")],
 }  # fmt: skip
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     out = out / "eyes"
     out.mkdir(exist_ok=True)
     pictures = {"first": picture(SEED), "second": picture(SEED + 1, 40, 25)}
@@ -83,11 +79,8 @@ def main(out: Path) -> None:
         shown = [Image.fromarray(pictures[part["name"]]) for each in messages for part in each["content"]
                  if part["type"] == "image"]  # fmt: skip
         inputs = processor(text=prompt, images=shown or None, return_tensors="pt", add_special_tokens=False)
-        found[f"{name}.ids"] = inputs["input_ids"][0].numpy().astype(np.int32)
-        found[f"{name}.logits"] = full(**inputs).logits[0, -1].numpy()
-        answer = full.generate(**inputs, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=2)
-        found[f"{name}.greedy"] = answer[0, inputs["input_ids"].shape[1] :].numpy().astype(np.int32)
-        print(name, found[f"{name}.ids"].size, found[f"{name}.greedy"])
+        said = answered(full, inputs, STEPS, padding=2)
+        found |= {f"{name}.{key}": each for key, each in said.items()}
     np.savez_compressed(out / "smolvlm.npz", **found)
 
 
@@ -115,4 +108,4 @@ VOCABULARY = bytes_of(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

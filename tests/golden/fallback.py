@@ -10,7 +10,6 @@ writes `NAME.gguf`, in float32, and `NAME.npz`: tokens, int32 [64], and transfor
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,10 @@ import gguf
 import gguf.quants
 import numpy as np
 import torch
+import transformers as hf
 from families import WINDOW, small
-from make import GAIN, LOGIT_STEP, NORM_SPREAD, fill, forward, random_tokens
-from transformers import (
-    AutoModelForCausalLM,
-    FalconH1Config,
-    FalconMambaConfig,
-    Gemma4TextConfig,
-    GptOssConfig,
-    GraniteMoeHybridConfig,
-    JambaConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    MambaConfig,
-    NemotronHConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3MoeConfig,
-)
-from write import byte_level, bytes_vocabulary
+from make import GAIN, NORM_SPREAD, fill, forward, random_tokens, rounded
+from write import byte_level, bytes_vocabulary, run
 
 LINEAR = {  # of Qwen 3.5's DeltaNet; two of its value heads share a key head
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
@@ -53,11 +35,11 @@ FULL, LAST = "full_attention", 8
 MXFP4 = gguf.GGMLQuantizationType.MXFP4  # of gpt-oss's experts, as it is published
 
 
-def tiny(kind: type[PreTrainedConfig], **others: Any) -> PreTrainedConfig:
+def tiny(kind: type[hf.PreTrainedConfig], **others: Any) -> hf.PreTrainedConfig:
     return small(kind, **({"hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 32} | others))
 
 
-def configurations() -> dict[str, PreTrainedConfig]:
+def configurations() -> dict[str, hf.PreTrainedConfig]:
     """By the name of the golden file."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
             "original_max_position_embeddings": 128}  # fmt: skip
@@ -65,80 +47,78 @@ def configurations() -> dict[str, PreTrainedConfig]:
             FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}}  # fmt: skip
     return {
         "qwen3moe": tiny(
-            Qwen3MoeConfig, head_dim=16, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1, theta=1e6,
+            hf.Qwen3MoeConfig, head_dim=16, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1, theta=1e6,
             **EXPERTS,
         ),
         "lfm2": tiny(
-            Lfm2Config, norm_eps=1e-5, block_auto_adjust_ff_dim=False, conv_L_cache=3, layer_types=["conv", FULL],
+            hf.Lfm2Config, norm_eps=1e-5, block_auto_adjust_ff_dim=False, conv_L_cache=3, layer_types=["conv", FULL],
             theta=1e6,
         ),
-        "qwen35": tiny(Qwen3_5TextConfig, rope=SECTIONS, **LINEAR),
+        "qwen35": tiny(hf.Qwen3_5TextConfig, rope=SECTIONS, **LINEAR),
         "gpt-oss": tiny(
-            GptOssConfig, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, hidden=32,
+            hf.GptOssConfig, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, hidden=32,
             tie_word_embeddings=False,
             rope=yarn, theta=150_000.0, layer_types=["sliding_attention", FULL],
         ),
         "gemma4": tiny(
-            Gemma4TextConfig, layers=4, head_dim=16, sliding_window=WINDOW, num_kv_shared_layers=2, ffn=16,
+            hf.Gemma4TextConfig, layers=4, head_dim=16, sliding_window=WINDOW, num_kv_shared_layers=2, ffn=16,
             layer_types=["sliding_attention", FULL] * 2, hidden_size_per_layer_input=4,
             vocab_size_per_layer_input=272, final_logit_softcapping=5.0, use_double_wide_mlp=True,
             per_layer_config={"1": {"head_dim": 32}, "3": {"head_dim": 32}}, rope_parameters=rope,
         ),
         "qwen35moe": tiny(
-            Qwen3_5MoeTextConfig, rope=SECTIONS, shared_expert_intermediate_size=16, **EXPERTS, **LINEAR
+            hf.Qwen3_5MoeTextConfig, rope=SECTIONS, shared_expert_intermediate_size=16, **EXPERTS, **LINEAR
         ),
         "lfm2moe": tiny(
-            Lfm2MoeConfig, norm_eps=1e-5, conv_L_cache=3, layer_types=["conv", FULL], num_dense_layers=1,
+            hf.Lfm2MoeConfig, norm_eps=1e-5, conv_L_cache=3, layer_types=["conv", FULL], num_dense_layers=1,
             use_expert_bias=True, norm_topk_prob=True, theta=1e6, **EXPERTS,
         ),
         "granitehybrid": tiny(
-            GraniteMoeHybridConfig, layer_types=["linear_attention", FULL], num_local_experts=0,
+            hf.GraniteMoeHybridConfig, layer_types=["linear_attention", FULL], num_local_experts=0,
             num_experts_per_tok=0, shared_intermediate_size=32, embedding_multiplier=3.0, logits_scaling=2.0,
             residual_multiplier=0.5, attention_multiplier=0.2, mamba_n_heads=2, mamba_d_head=16,
             position_embedding_type=None, **MAMBA,
         ),
         "nemotron_h": tiny(
-            NemotronHConfig, head_dim=16, layers_block_type=["linear_attention", FULL, "mlp"], ssm_state_size=16,
+            hf.NemotronHConfig, head_dim=16, layers_block_type=["linear_attention", FULL, "mlp"], ssm_state_size=16,
             mamba_num_heads=4, mamba_head_dim=16, n_groups=1, chunk_size=16, layers=3,
         ),
         "falcon-h1": tiny(
-            FalconH1Config, layers=1, head_dim=16, tie_word_embeddings=False,
+            hf.FalconH1Config, layers=1, head_dim=16, tie_word_embeddings=False,
             mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, embedding_multiplier=2.0,
             lm_head_multiplier=0.5, key_multiplier=0.7, attention_out_multiplier=0.8, ssm_in_multiplier=0.9,
             ssm_out_multiplier=0.6, mlp_multipliers=[0.9, 0.8], ssm_multipliers=[0.9, 0.8, 0.7, 0.6, 0.5], **MAMBA,
         ),
         "gemma4moe": tiny(
-            Gemma4TextConfig, head_dim=16, kv_heads=2, sliding_window=WINDOW, layer_types=["sliding_attention", FULL],
-            hidden_size_per_layer_input=0, final_logit_softcapping=5.0, enable_moe_block=True, num_experts=4,
+            hf.Gemma4TextConfig, head_dim=16, kv_heads=2, sliding_window=WINDOW,
+            layer_types=["sliding_attention", FULL], hidden_size_per_layer_input=0, final_logit_softcapping=5.0,
+            enable_moe_block=True, num_experts=4,
             top_k_experts=2, moe_intermediate_size=16, attention_k_eq_v=True, rope_parameters=rope,
             per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}},
         ),
-        "mamba": tiny(MambaConfig, layers=1, time_step_rank=16, use_mambapy=False),
+        "mamba": tiny(hf.MambaConfig, layers=1, time_step_rank=16, use_mambapy=False),
         "falcon-mamba": tiny(
-            FalconMambaConfig, layers=1, time_step_rank=16, mixer_rms_eps=1e-5, tie_word_embeddings=False,
+            hf.FalconMambaConfig, layers=1, time_step_rank=16, mixer_rms_eps=1e-5, tie_word_embeddings=False,
         ),
         "jamba": tiny(
-            JambaConfig, layers=3, attn_layer_period=3, attn_layer_offset=1, expert_layer_period=3,
+            hf.JambaConfig, layers=3, attn_layer_period=3, attn_layer_offset=1, expert_layer_period=3,
             expert_layer_offset=2, num_experts=4, num_experts_per_tok=2, mamba_dt_rank=16, ffn=16,
         ),
     }  # fmt: skip
 
 
-def main(out: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
+def main(out: Path, *names: str) -> None:
     for seed, (name, config) in enumerate(configurations().items(), start=61):
         if names and name not in names:
             continue
-        model = settle(fill(AutoModelForCausalLM.from_config(config).eval(), seed), seed)
+        model = settle(fill(hf.AutoModelForCausalLM.from_config(config).eval(), seed), seed)
         write(out / f"{name}.gguf", model)
         tokens = random_tokens(seed)
         logits = forward(model, None, tokens, position=0)[-LAST:]
-        rounded = np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
-        np.savez_compressed(out / f"{name}.npz", tokens=tokens, logits=rounded)
+        np.savez_compressed(out / f"{name}.npz", tokens=tokens, logits=rounded(logits))
 
 
-def settle(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+def settle(model: hf.PreTrainedModel, seed: int) -> hf.PreTrainedModel:
     """Draw what `fill` takes for norms in the ranges that these have: decays, time steps, scales."""
     random = np.random.default_rng(1000 + seed)
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
@@ -164,7 +144,7 @@ def settle(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model
 
 
-def write(path: Path, model: PreTrainedModel) -> None:
+def write(path: Path, model: hf.PreTrainedModel) -> None:
     """Through a folder of Hugging Face, as users come by their files."""
     from conversion import get_model_class
 
@@ -210,4 +190,4 @@ def write(path: Path, model: PreTrainedModel) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, sys.argv[2:])
+    run(main)

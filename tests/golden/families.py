@@ -9,31 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    ArceeConfig,
-    Cohere2Config,
-    Ernie4_5Config,
-    Exaone4Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    Glm4Config,
-    GlmConfig,
-    GPT2Config,
-    GraniteConfig,
-    LlamaConfig,
-    Ministral3Config,
-    MistralConfig,
-    NemotronConfig,
-    Phi3Config,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    SeedOssConfig,
-    SmolLM3Config,
-    StableLmConfig,
-    Starcoder2Config,
-)
+import transformers as hf
 from write import bytes_vocabulary
 
 WINDOW = 20  # positions that a token of a windowed layer sees; texts have 64
@@ -68,7 +44,7 @@ HALF = {"partial_rotary_factor": 0.5}
 
 
 def small(
-    kind: type[PreTrainedConfig],
+    kind: type[hf.PreTrainedConfig],
     layers: int = 2,
     hidden: int = 32,
     heads: int = 4,
@@ -77,7 +53,7 @@ def small(
     rope: dict[str, Any] | None = None,
     theta: float = 10_000.0,
     **others: Any,
-) -> PreTrainedConfig:
+) -> hf.PreTrainedConfig:
     options = {
         "vocab_size": len(bytes_vocabulary()), "hidden_size": hidden, "intermediate_size": ffn,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -88,69 +64,69 @@ def small(
     return kind(**(options | others))
 
 
-def _gemma3(full: dict[str, Any], layers: int, local_theta: float) -> PreTrainedConfig:
+def _gemma3(full: dict[str, Any], layers: int, local_theta: float) -> hf.PreTrainedConfig:
     """The sixth layer sees everything, the others a window."""
     rope = {
         "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         "full_attention": {"rope_type": "default", "rope_theta": 1e6, **full},
     }
     return small(
-        Gemma3TextConfig, layers=layers, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16,
+        hf.Gemma3TextConfig, layers=layers, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16,
         sliding_window=WINDOW, rope_parameters=rope,
     )  # fmt: skip
 
 
-def configurations() -> dict[str, PreTrainedConfig]:
+def configurations() -> dict[str, hf.PreTrainedConfig]:
     """By the name of the golden file."""
     return {
-        "llama-linear": small(LlamaConfig, head_dim=16, rope={"rope_type": "linear", "factor": 4.0}),
-        "llama-yarn": small(LlamaConfig, head_dim=16, rope=YARN),
-        "llama-llama3": small(LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False),
-        "llama-window": small(MistralConfig, head_dim=16, sliding_window=WINDOW),
-        "qwen2": small(Qwen2Config, theta=1e6),
-        "qwen2-untied": small(Qwen2Config, hidden=48, heads=6, tie_word_embeddings=False, theta=1e6),
+        "llama-linear": small(hf.LlamaConfig, head_dim=16, rope={"rope_type": "linear", "factor": 4.0}),
+        "llama-yarn": small(hf.LlamaConfig, head_dim=16, rope=YARN),
+        "llama-llama3": small(hf.LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False),
+        "llama-window": small(hf.MistralConfig, head_dim=16, sliding_window=WINDOW),
+        "qwen2": small(hf.Qwen2Config, theta=1e6),
+        "qwen2-untied": small(hf.Qwen2Config, hidden=48, heads=6, tie_word_embeddings=False, theta=1e6),
         "qwen2-yarn": small(
-            Qwen2Config, heads=2, kv_heads=1, max_position_embeddings=4096,
+            hf.Qwen2Config, heads=2, kv_heads=1, max_position_embeddings=4096,
             rope=YARN | {"original_max_position_embeddings": 1024},
         ),
-        "qwen3": small(Qwen3Config, head_dim=16, theta=1e6),
+        "qwen3": small(hf.Qwen3Config, head_dim=16, theta=1e6),
         "gemma2": small(
-            Gemma2Config, layers=4, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
+            hf.Gemma2Config, layers=4, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
             attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
         ),
         "gemma3": _gemma3({}, layers=7, local_theta=10_000.0),
         "gemma3-linear": _gemma3({"rope_type": "linear", "factor": 8.0}, layers=6, local_theta=5_000.0),
-        "phi3": small(Phi3Config, layers=3, heads=2, kv_heads=2, tie_word_embeddings=False),
+        "phi3": small(hf.Phi3Config, layers=3, heads=2, kv_heads=2, tie_word_embeddings=False),
         "phi3-longrope": small(
-            Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
+            hf.Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
             original_max_position_embeddings=256,
         ),
-        "gpt2": GPT2Config(
+        "gpt2": hf.GPT2Config(
             vocab_size=len(bytes_vocabulary()), n_embd=32, n_layer=2, n_head=2, n_positions=256, bos_token_id=1,
             eos_token_id=2, attn_implementation="eager", dtype=torch.float32,
         ),
         "granite": small(
-            GraniteConfig, **TINY, attention_multiplier=0.1, embedding_multiplier=1.7,
+            hf.GraniteConfig, **TINY, attention_multiplier=0.1, embedding_multiplier=1.7,
             residual_multiplier=0.4, logits_scaling=0.6,
         ),
-        "smollm3": small(SmolLM3Config, layers=5, **TINY, theta=2e6),
-        "mistral3": small(Ministral3Config, **TINY, rope=MINISTRAL),
-        "ernie4_5": small(Ernie4_5Config, **TINY, theta=5e5),
-        "gemma": small(GemmaConfig, **TINY),
+        "smollm3": small(hf.SmolLM3Config, layers=5, **TINY, theta=2e6),
+        "mistral3": small(hf.Ministral3Config, **TINY, rope=MINISTRAL),
+        "ernie4_5": small(hf.Ernie4_5Config, **TINY, theta=5e5),
+        "gemma": small(hf.GemmaConfig, **TINY),
         "stablelm": small(
-            StableLmConfig, **TINY | {"heads": 1}, rope={"partial_rotary_factor": 0.5}, use_qkv_bias=True,
+            hf.StableLmConfig, **TINY | {"heads": 1}, rope={"partial_rotary_factor": 0.5}, use_qkv_bias=True,
             layer_norm_eps=1e-5, tie_word_embeddings=False,
         ),
-        "arcee": small(ArceeConfig, **TINY, tie_word_embeddings=False),
-        "chatglm": small(GlmConfig, **WIDE, rope=HALF, attention_bias=True, tie_word_embeddings=False),
-        "glm4": small(Glm4Config, **TINY, rope=HALF, tie_word_embeddings=False),
-        "starcoder2": small(Starcoder2Config, **WIDE, use_bias=True, norm_epsilon=1e-5, sliding_window=None),
-        "nemotron": small(NemotronConfig, **WIDE, rope=HALF, norm_eps=1e-5, tie_word_embeddings=False),
+        "arcee": small(hf.ArceeConfig, **TINY, tie_word_embeddings=False),
+        "chatglm": small(hf.GlmConfig, **WIDE, rope=HALF, attention_bias=True, tie_word_embeddings=False),
+        "glm4": small(hf.Glm4Config, **TINY, rope=HALF, tie_word_embeddings=False),
+        "starcoder2": small(hf.Starcoder2Config, **WIDE, use_bias=True, norm_epsilon=1e-5, sliding_window=None),
+        "nemotron": small(hf.NemotronConfig, **WIDE, rope=HALF, norm_eps=1e-5, tie_word_embeddings=False),
         "seed_oss": small(
-            SeedOssConfig, **TINY, attention_bias=True, attention_out_bias=False, tie_word_embeddings=False
+            hf.SeedOssConfig, **TINY, attention_bias=True, attention_out_bias=False, tie_word_embeddings=False
         ),
-        "exaone4": small(Exaone4Config, **WIDE, sliding_window=None, layer_types=["full_attention"] * 2),
+        "exaone4": small(hf.Exaone4Config, **WIDE, sliding_window=None, layer_types=["full_attention"] * 2),
         "cohere2": small(
-            Cohere2Config, layers=4, **WIDE, sliding_window=WINDOW, layer_norm_eps=1e-5, logit_scale=0.4
+            hf.Cohere2Config, layers=4, **WIDE, sliding_window=WINDOW, layer_norm_eps=1e-5, logit_scale=0.4
         ),
     }  # fmt: skip

@@ -17,42 +17,23 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import gguf.quants
 import numpy as np
 import torch
+import transformers as hf
 from fallback import MXFP4, settle
 from fallback import configurations as mixtures_and_hybrids
 from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
 from families import configurations as families
 from latent import configuration as latent
 from latent import glm, minicpm3
-from make import LOGIT_STEP, fill, train_sentencepiece
+from make import fill, rounded, train_sentencepiece
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    GPT2Config,
-    GraniteConfig,
-    GraniteMoeHybridConfig,
-    LlamaConfig,
-    Ministral3Config,
-    MistralConfig,
-    Phi3Config,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    SmolLM3Config,
-)
-from write import CHATML, CONTROL, LAYER_NORM, MERGES, bytes_vocabulary
+from write import CHATML, CONTROL, LAYER_NORM, MERGES, bytes_vocabulary, run
 
 TOKENS, LAST = 40, 8
 GROUP = 32  # of the 4-bit checkpoints
@@ -76,54 +57,56 @@ def gemma3(**others: Any) -> dict[str, Any]:
     } | others  # fmt: skip
 
 
-def multimodal() -> Gemma3Config:
+def multimodal() -> hf.Gemma3Config:
     """With a vision tower, which our reader leaves out."""
-    text = small(Gemma3TextConfig, **gemma3(layers=2, layer_types=["sliding_attention", "full_attention"]))
+    text = small(hf.Gemma3TextConfig, **gemma3(layers=2, layer_types=["sliding_attention", "full_attention"]))
     vision = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "image_size": 28, "patch_size": 14,
     }  # fmt: skip
-    return Gemma3Config(text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4)
+    return hf.Gemma3Config(text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4)
 
 
 def configurations() -> dict[str, tuple[Any, torch.dtype]]:
     """By the name of the folder: the configuration and the type that the weights are stored in."""
     return {
         "llama": (
-            small(LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False, attention_bias=True),
+            small(hf.LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False, attention_bias=True),
             torch.float32,
         ),
-        "mistral": (small(MistralConfig, vocab_size=800, head_dim=16, sliding_window=WINDOW), torch.bfloat16),
-        "qwen2": (small(Qwen2Config, hidden=48, heads=6, rope=YARN, theta=1e6), torch.bfloat16),
-        "qwen3": (small(Qwen3Config, head_dim=16, theta=1e6, tie_word_embeddings=False), torch.float16),
+        "mistral": (small(hf.MistralConfig, vocab_size=800, head_dim=16, sliding_window=WINDOW), torch.bfloat16),
+        "qwen2": (small(hf.Qwen2Config, hidden=48, heads=6, rope=YARN, theta=1e6), torch.bfloat16),
+        "qwen3": (small(hf.Qwen3Config, head_dim=16, theta=1e6, tie_word_embeddings=False), torch.float16),
         "gemma2": (
-            small(Gemma2Config, vocab_size=802, layers=4, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
-                attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
+            small(hf.Gemma2Config, vocab_size=802, layers=4, head_dim=16, query_pre_attn_scalar=16,
+                sliding_window=WINDOW, attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
             torch.bfloat16,
         ),
-        "gemma3_text": (small(Gemma3TextConfig, **gemma3()), torch.bfloat16),
+        "gemma3_text": (small(hf.Gemma3TextConfig, **gemma3()), torch.bfloat16),
         "gemma3": (multimodal(), torch.bfloat16),
         "phi3": (
-            small(Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
+            small(hf.Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
                 original_max_position_embeddings=256),
             torch.float16,
         ),
         "gpt2": (
-            GPT2Config(vocab_size=280, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=1, eos_token_id=2),
+            hf.GPT2Config(
+                vocab_size=280, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=1, eos_token_id=2
+            ),
             torch.float32,
         ),
         "granite": (
-            small(GraniteConfig, heads=2, kv_heads=1, ffn=16, attention_bias=True, attention_multiplier=0.1,
+            small(hf.GraniteConfig, heads=2, kv_heads=1, ffn=16, attention_bias=True, attention_multiplier=0.1,
                 embedding_multiplier=1.7, residual_multiplier=0.4, logits_scaling=0.6),
             torch.bfloat16,
         ),
-        "smollm3": (small(SmolLM3Config, layers=4, heads=2, kv_heads=1, ffn=16, theta=2e6), torch.float16),
+        "smollm3": (small(hf.SmolLM3Config, layers=4, heads=2, kv_heads=1, ffn=16, theta=2e6), torch.float16),
         "ministral3": (
-            small(Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
+            small(hf.Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
             torch.bfloat16,
         ),
         "granitemoehybrid": (
-            small(GraniteMoeHybridConfig, heads=2, kv_heads=1, num_local_experts=0, num_experts_per_tok=0,
+            small(hf.GraniteMoeHybridConfig, heads=2, kv_heads=1, num_local_experts=0, num_experts_per_tok=0,
                 shared_intermediate_size=16, layer_types=["full_attention"] * 2, position_embedding_type="rope",
                 mamba_n_heads=2, attention_multiplier=0.1, embedding_multiplier=1.7, residual_multiplier=0.4,
                 logits_scaling=0.6),
@@ -165,9 +148,7 @@ def of_2026() -> dict[str, Any]:
     return {theirs: found[ours] for ours, theirs in names.items()}
 
 
-def main(out: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
+def main(out: Path, *names: str) -> None:
     if not names:
         shutil.rmtree(out / "folders", ignore_errors=True)
     (out / "folders").mkdir(parents=True, exist_ok=True)
@@ -175,7 +156,7 @@ def main(out: Path, names: list[str]) -> None:
         if names and name not in names:
             continue
         config._attn_implementation = "eager"
-        kind = Gemma3ForConditionalGeneration if name == "gemma3" else AutoModelForCausalLM
+        kind = hf.Gemma3ForConditionalGeneration if name == "gemma3" else hf.AutoModelForCausalLM
         model = fill(kind._from_config(config) if name == "gemma3" else kind.from_config(config), seed)
         if name in of_2026() or name == "gemma4_moe":
             model = settle(model, seed)
@@ -213,21 +194,20 @@ def as_mxfp4(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(said, indent=2, sort_keys=True) + "\n")
 
 
-def write_answers(folder: Path, model: PreTrainedModel, seed: int, **others: Any) -> None:
+def write_answers(folder: Path, model: hf.PreTrainedModel, seed: int, **others: Any) -> None:
     vocab = model.get_input_embeddings().weight.shape[0]
     tokens = np.random.default_rng(100 + seed).integers(3, min(vocab, 272), TOKENS, dtype=np.int32)
     logits = model(input_ids=torch.from_numpy(tokens).long()[None], use_cache=False).logits[0, -LAST:].numpy()
-    rounded = np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
-    np.savez_compressed(folder.with_suffix(".npz"), tokens=tokens, logits=rounded, **others)
+    np.savez_compressed(folder.with_suffix(".npz"), tokens=tokens, logits=rounded(logits), **others)
 
 
-def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+def tokenizer_of(name: str) -> hf.PreTrainedTokenizerFast:
     if name in ("mistral", "gemma2"):
         return sentencepiece_bpe(gemma=name == "gemma2")
     return byte_level(name)
 
 
-def byte_level(name: str) -> PreTrainedTokenizerFast:
+def byte_level(name: str) -> hf.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer that cuts text as the model of that name usually does."""
     merges = [tuple(merge.split()) for merge in MERGES]
     vocab = {text: index for index, text in enumerate(bytes_vocabulary())}
@@ -253,13 +233,13 @@ def byte_level(name: str) -> PreTrainedTokenizerFast:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|im_start|> $A", pair="<|im_start|> $A $B", special_tokens=[("<|im_start|>", 1)]
         )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=CONTROL[1], eos_token=CONTROL[2], unk_token=CONTROL[0],
         pad_token=CONTROL[2], chat_template=CHATML,
     )  # fmt: skip
 
 
-def sentencepiece_bpe(gemma: bool) -> PreTrainedTokenizerFast:
+def sentencepiece_bpe(gemma: bool) -> hf.PreTrainedTokenizerFast:
     """SentencePiece's vocabulary as merges, in the manner of Llama 2, or of Gemma with two more control tokens."""
     pieces = train_sentencepiece()
     vocab = {pieces.IdToPiece(i): i for i in range(pieces.GetPieceSize())}
@@ -287,7 +267,7 @@ def sentencepiece_bpe(gemma: bool) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True,
         chat_template=GEMMA_TEMPLATE if gemma else None,
     )  # fmt: skip
@@ -295,9 +275,9 @@ def sentencepiece_bpe(gemma: bool) -> PreTrainedTokenizerFast:
 
 def write_quantized(folder: Path, method: str, seed: int) -> None:
     """A Llama whose linear layers lie on 4-bit grids, packed by hand."""
-    config = small(LlamaConfig, hidden=64, heads=4, kv_heads=2, ffn=96, head_dim=16)
+    config = small(hf.LlamaConfig, hidden=64, heads=4, kv_heads=2, ffn=96, head_dim=16)
     config._attn_implementation = "eager"
-    model = fill(AutoModelForCausalLM.from_config(config), seed).eval()
+    model = fill(hf.AutoModelForCausalLM.from_config(config), seed).eval()
     random = np.random.default_rng(seed)
     state: dict[str, torch.Tensor] = {}
     weights = np.zeros(0)
@@ -367,4 +347,4 @@ def pack_gptq(weight: Any, random: Any) -> tuple[dict[str, Any], Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, sys.argv[2:])
+    run(main)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers as hf
 from fallback import configurations, settle
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
@@ -35,24 +35,10 @@ from safetensors.torch import save_file
 from sounds import LONG, LONGER, SHORT, chirp
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import nn
-from towers import BOUNDS, STRIDE, TEXT, VISION, fill
-from transformers import (
-    Gemma4AudioFeatureExtractor,
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Qwen2AudioConfig,
-    Qwen2AudioForConditionalGeneration,
-    Qwen3ASRConfig,
-    Qwen3ASRFeatureExtractor,
-    Qwen3ASRForConditionalGeneration,
-    VoxtralConfig,
-    VoxtralForConditionalGeneration,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-)  # fmt: skip
+from towers import BOUNDS, STRIDE, TEXT, VISION, answered, fill
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
-from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, write_gguf
+from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, finish, run, write_gguf
 
 Array = NDArray[Any]
 
@@ -97,8 +83,6 @@ class Golden:
 
 
 def main(out: Path, *names: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     out = out / "heard"
     out.mkdir(exist_ok=True)
     for seed, (name, make) in enumerate(FAMILIES.items(), start=401):
@@ -151,10 +135,7 @@ def write_mmproj(path: Path, golden: Golden) -> None:
         writer.add_tensor(name, values)
     if golden.kind == "qwen3a":
         writer.add_tensor("a.position_embd.weight", golden.model.model.audio_tower.positional_embedding(13).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def tensors_of(golden: Golden) -> Iterator[tuple[str, Array]]:
@@ -219,16 +200,16 @@ def rows_seen(model: Any, count: int, **inputs: Any) -> Array:
     return np.asarray(seen[0][0, 1:-1].numpy())
 
 
-def extractor(window: int = WINDOW) -> WhisperFeatureExtractor:
-    return WhisperFeatureExtractor(feature_size=MELS, chunk_length=window)
+def extractor(window: int = WINDOW) -> hf.WhisperFeatureExtractor:
+    return hf.WhisperFeatureExtractor(feature_size=MELS, chunk_length=window)
 
 
 def qwen2audio(seed: int) -> Golden:
-    config = Qwen2AudioConfig(
+    config = hf.Qwen2AudioConfig(
         audio_config=AUDIO, text_config=TEXT | {"model_type": "qwen2", "tie_word_embeddings": False},
         audio_token_index=PLACEHOLDER,
     )  # fmt: skip
-    model, extract = fill(Qwen2AudioForConditionalGeneration(config), seed), extractor()
+    model, extract = fill(hf.Qwen2AudioForConditionalGeneration(config), seed), extractor()
 
     def encode(samples: Array) -> tuple[Array, Array]:
         found = extract(samples, sampling_rate=16000, return_attention_mask=True, return_tensors="pt")
@@ -246,11 +227,11 @@ def voxtral(seed: int) -> Golden:
         "hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_mel_bins": MELS, "max_source_positions": 50 * window,
     }  # fmt: skip
-    config = VoxtralConfig(
+    config = hf.VoxtralConfig(
         audio_config=audio, text_config=TEXT | {"model_type": "llama"}, audio_token_id=PLACEHOLDER,
         hidden_size=TEXT["hidden_size"],
     )  # fmt: skip
-    model, extract = fill(VoxtralForConditionalGeneration(config), seed), extractor(window)
+    model, extract = fill(hf.VoxtralForConditionalGeneration(config), seed), extractor(window)
 
     def encode(samples: Array) -> tuple[Array, Array]:
         mel = extract(
@@ -283,7 +264,7 @@ class Projector(nn.Module):
 class Ultravox(nn.Module):
     def __init__(self, stack: int) -> None:
         super().__init__()
-        config = WhisperConfig(**AUDIO, activation_function="gelu")
+        config = hf.WhisperConfig(**AUDIO, activation_function="gelu")
         self.audio_tower, self.multi_modal_projector = WhisperEncoder(config), Projector(stack)
 
 
@@ -317,7 +298,7 @@ def ultravox(seed: int) -> Golden:
 
 
 def qwen3asr(seed: int) -> Golden:
-    config = Qwen3ASRConfig(
+    config = hf.Qwen3ASRConfig(
         audio_config={
             "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40,
             "num_mel_bins": MELS, "downsample_hidden_size": 6, "output_dim": TEXT["hidden_size"],
@@ -325,8 +306,8 @@ def qwen3asr(seed: int) -> Golden:
         text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True}, audio_token_id=PLACEHOLDER,
         pad_token_id=0, eos_token_id=2,
     )  # fmt: skip
-    model = fill(Qwen3ASRForConditionalGeneration(config), seed)
-    extract = Qwen3ASRFeatureExtractor(feature_size=MELS)
+    model = fill(hf.Qwen3ASRForConditionalGeneration(config), seed)
+    extract = hf.Qwen3ASRFeatureExtractor(feature_size=MELS)
 
     def encode(samples: Array) -> tuple[Array, Array]:
         found = extract(samples, sampling_rate=16000, padding=True, return_attention_mask=True)
@@ -348,7 +329,7 @@ def gemma4(seed: int) -> Golden:
         "vocab_size": TEXT["vocab_size"], "vocab_size_per_layer_input": TEXT["vocab_size"], "pad_token_id": 0,
         "hidden_size": TEXT["hidden_size"],
     }  # fmt: skip
-    config = Gemma4Config(
+    config = hf.Gemma4Config(
         text_config=text, audio_config=audio, audio_token_id=PLACEHOLDER, image_token_id=291, video_token_id=292,
         boa_token_id=263, eoa_token_index=264, tie_word_embeddings=True,
         vision_config=VISION | {
@@ -356,11 +337,11 @@ def gemma4(seed: int) -> Golden:
             "pooling_kernel_size": 3,
         },
     )  # fmt: skip
-    model = settle(fill(Gemma4ForConditionalGeneration(config), seed), seed).half().float()
+    model = settle(fill(hf.Gemma4ForConditionalGeneration(config), seed), seed).half().float()
     for name, values in model.named_buffers():
         if name.endswith(("_min", "_max")):
             values.fill_(BOUNDS[name.rpartition(".")[2]])
-    extract = Gemma4AudioFeatureExtractor()
+    extract = hf.Gemma4AudioFeatureExtractor()
 
     def encode(samples: Array) -> tuple[Array, Array]:
         found = extract([samples], sampling_rate=16000, return_tensors="pt")
@@ -385,15 +366,8 @@ def answer_to_one(golden: Golden, renamed: Mapping[str, str]) -> dict[str, Array
     text = f"<|im_start|>user\nAudio 1: {before}{each * count}{behind}\nWhat is heard?"
     text += "<|im_end|>\n<|im_start|>assistant\n"
     ids = torch.tensor([make_tokenizer(renamed).encode(text, add_special_tokens=False).ids])
-    answer = golden.model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), **sound, max_new_tokens=STEPS, do_sample=False,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return {
-        "one.ids": ids[0].numpy().astype(np.int32),
-        "one.logits": golden.model(input_ids=ids, attention_mask=torch.ones_like(ids), **sound).logits[0, -1].numpy(),
-        "one.greedy": answer[0, ids.shape[1] :].numpy().astype(np.int32),
-    }
+    said = answered(golden.model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), **sound}, STEPS, padding=0)
+    return {f"one.{key}": each for key, each in said.items()}
 
 
 def text_of(model: Any) -> Any:
@@ -416,27 +390,21 @@ def answers(golden: Golden) -> dict[str, Array]:
     processor = Qwen2AudioProcessor(extractor(), wrapped, chat_template=TEMPLATE)
     sounds = {"short": SOUNDS["short"], "other": chirp(SHORT - 4000, 210.0)}
     found = {}
-    for name, said in CONVERSATIONS.items():
+    for name, turns in CONVERSATIONS.items():
         messages = [
             {"role": role, "content": [
                 {"type": "audio", "audio_url": part} if part[0] == "[" else {"type": "text", "text": part}
                 for part in parts
             ]}
-            for role, *parts in said
+            for role, *parts in turns
         ]  # fmt: skip
         prompt = wrapped.apply_chat_template(
             messages, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False
         )
-        heard = [sounds[part[1:-1]] for _, *parts in said for part in parts if part[0] == "["]
+        heard = [sounds[part[1:-1]] for _, *parts in turns for part in parts if part[0] == "["]
         inputs = processor(text=prompt, audio=heard, return_tensors="pt", sampling_rate=16000)
-        ids = inputs["input_ids"]
-        found[f"{name}.ids"] = ids[0].numpy().astype(np.int32)
-        found[f"{name}.logits"] = golden.model(**inputs).logits[0, -1].numpy()
-        answer = golden.model.generate(
-            **inputs, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        found[f"{name}.greedy"] = answer[0, ids.shape[1] :].numpy().astype(np.int32)
-        print(name, ids.shape, found[f"{name}.greedy"])
+        said = answered(golden.model, inputs, STEPS, padding=0)
+        found |= {f"{name}.{key}": each for key, each in said.items()}
     return found
 
 
@@ -469,4 +437,4 @@ def write_whole(folder: Path, golden: Golden, renamed: Mapping[str, str] = {}) -
 FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral, "qwen3asr": qwen3asr, "gemma4": gemma4}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])
+    run(main)

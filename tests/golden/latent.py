@@ -11,7 +11,6 @@ writes `NAME.gguf`, in float32, with the tensors and fields of llama.cpp's conve
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,11 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers as hf
 from families import small
-from make import LOGIT_STEP, Array, fill, forward, random_tokens
-from transformers import (
-    BailingHybridConfig,
-    BailingHybridForCausalLM,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Glm4MoeLiteConfig,
-    KimiLinearConfig,
-    KimiLinearForCausalLM,
-    MiniCPM3Config,
-    MiniCPM3ForCausalLM,
-    NemotronConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from make import Array, fill, forward, random_tokens, rounded
 from transformers.models.nemotron.modeling_nemotron import NemotronMLP
-from write import byte_level
+from write import byte_level, finish, run
 
 LAST = 8
 HEADS, RANK, QUERY_RANK, PLAIN, ROTATED, VALUE = 2, 32, 32, 32, 16, 16
@@ -63,8 +47,6 @@ HYBRIDS = ("kimi-linear", "bailingmoe3")
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     for seed, (name, (arch, model)) in enumerate(models().items(), start=71):
         fill(model.eval(), seed=seed)
         apart = name in ("deepseek2", "kimi-linear", "ling")
@@ -74,23 +56,21 @@ def main(out: Path) -> None:
         tokens = random_tokens(seed)
         write(out / f"{name}.gguf", arch, model, apart=apart)
         logits = forward(model, None, tokens, position=0)[-LAST:]
-        np.savez_compressed(
-            out / f"{name}.npz", tokens=tokens, logits=np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
-        )
+        np.savez_compressed(out / f"{name}.npz", tokens=tokens, logits=rounded(logits))
 
 
-def models() -> dict[str, tuple[str, PreTrainedModel]]:
+def models() -> dict[str, tuple[str, hf.PreTrainedModel]]:
     """By the name of the golden file: the architecture in GGUF, and the model."""
-    plm = DeepseekV3ForCausalLM(configuration({"rope_type": "default"}, first_k_dense_replace=2, q_lora_rank=None))
+    plm = hf.DeepseekV3ForCausalLM(configuration({"rope_type": "default"}, first_k_dense_replace=2, q_lora_rank=None))
     for layer in plm.model.layers:
-        layer.mlp = NemotronMLP(small(NemotronConfig, hidden_act="relu2", mlp_bias=False))
+        layer.mlp = NemotronMLP(small(hf.NemotronConfig, hidden_act="relu2", mlp_bias=False))
     return {
-        "deepseek2": ("deepseek2", DeepseekV3ForCausalLM(configuration(YARN))),
-        "deepseek2-lite": ("deepseek2", DeepseekV2ForCausalLM(lite())),
-        "minicpm3": ("minicpm3", MiniCPM3ForCausalLM(minicpm3())),
+        "deepseek2": ("deepseek2", hf.DeepseekV3ForCausalLM(configuration(YARN))),
+        "deepseek2-lite": ("deepseek2", hf.DeepseekV2ForCausalLM(lite())),
+        "minicpm3": ("minicpm3", hf.MiniCPM3ForCausalLM(minicpm3())),
         "plm": ("plm", plm),
-        "kimi-linear": ("kimi-linear", KimiLinearForCausalLM(kimi())),
-        "ling": ("bailingmoe3", BailingHybridForCausalLM(ling())),
+        "kimi-linear": ("kimi-linear", hf.KimiLinearForCausalLM(kimi())),
+        "ling": ("bailingmoe3", hf.BailingHybridForCausalLM(ling())),
     }
 
 
@@ -100,14 +80,14 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 
            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # fmt: skip
 
 
-def lite() -> PreTrainedConfig:
+def lite() -> hf.PreTrainedConfig:
     return small(
-        DeepseekV2Config, q_lora_rank=QUERY_RANK, norm_topk_prob=False, topk_method="greedy", routed_scaling_factor=1.0,
-        rope=YARN, **SIZES, **EXPERTS,
+        hf.DeepseekV2Config, q_lora_rank=QUERY_RANK, norm_topk_prob=False, topk_method="greedy",
+        routed_scaling_factor=1.0, rope=YARN, **SIZES, **EXPERTS,
     )  # fmt: skip
 
 
-def minicpm3() -> PreTrainedConfig:
+def minicpm3() -> hf.PreTrainedConfig:
     """Its factors are those that llama.cpp has for all models, and its RoPE those of two sets of the same size."""
     rope = {
         "rope_type": "longrope",
@@ -115,37 +95,37 @@ def minicpm3() -> PreTrainedConfig:
         "short_factor": SHORT,
         "original_max_position_embeddings": 512,
     }
-    return small(MiniCPM3Config, q_lora_rank=QUERY_RANK, max_position_embeddings=512, rope=rope, **SIZES)
+    return small(hf.MiniCPM3Config, q_lora_rank=QUERY_RANK, max_position_embeddings=512, rope=rope, **SIZES)
 
 
-def glm() -> PreTrainedConfig:
+def glm() -> hf.PreTrainedConfig:
     options = EXPERTS | {"norm_topk_prob": True, "routed_scaling_factor": 1.8, "q_lora_rank": QUERY_RANK}
-    return small(Glm4MoeLiteConfig, tie_word_embeddings=False, **SIZES, **options)
+    return small(hf.Glm4MoeLiteConfig, tie_word_embeddings=False, **SIZES, **options)
 
 
-def kimi() -> PreTrainedConfig:
+def kimi() -> hf.PreTrainedConfig:
     options = EXPERTS | {"num_experts": 4, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "q_lora_rank": None}
     return small(
-        KimiLinearConfig, tie_word_embeddings=False, layer_types=["linear_attention", "full_attention"],
+        hf.KimiLinearConfig, tie_word_embeddings=False, layer_types=["linear_attention", "full_attention"],
         linear_head_dim=32, linear_num_heads=HEADS, **SIZES, **options,
     )  # fmt: skip
 
 
-def ling() -> PreTrainedConfig:
+def ling() -> hf.PreTrainedConfig:
     """Eight experts in four groups, of which a token uses two."""
     groups = {"num_local_experts": 8, "n_group": 4, "topk_group": 2}
     options = EXPERTS | groups | {"norm_topk_prob": True, "routed_scaling_factor": 2.5, "q_lora_rank": QUERY_RANK}
     return small(
-        BailingHybridConfig, tie_word_embeddings=False, head_dim=32, layer_group_size=2, **SIZES, **options,
+        hf.BailingHybridConfig, tie_word_embeddings=False, head_dim=32, layer_group_size=2, **SIZES, **options,
     )  # fmt: skip
 
 
-def configuration(rope: dict[str, Any], **others: Any) -> PreTrainedConfig:
+def configuration(rope: dict[str, Any], **others: Any) -> hf.PreTrainedConfig:
     options = {"q_lora_rank": QUERY_RANK, "norm_topk_prob": True, "routed_scaling_factor": 1.5} | EXPERTS | others
-    return small(DeepseekV3Config, rope=rope, **SIZES, **options)
+    return small(hf.DeepseekV3Config, rope=rope, **SIZES, **options)
 
 
-def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None:
+def write(path: Path, arch: str, model: hf.PreTrainedModel, *, apart: bool) -> None:
     """apart: `attn_k_b` and `attn_v_b` are tensors of their own, and fields describe rows of the cache."""
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -192,13 +172,10 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
     byte_level(writer)
     for name, weight in tensors(model, apart=apart):
         writer.add_tensor(name, np.ascontiguousarray(weight))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
-def write_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig, *, sigmoid: bool) -> None:
+def write_experts(writer: gguf.GGUFWriter, config: hf.PreTrainedConfig, *, sigmoid: bool) -> None:
     writer.add_leading_dense_block_count(EXPERTS["first_k_dense_replace"])
     writer.add_expert_count(getattr(config, "num_local_experts", EXPERTS["n_routed_experts"]))
     writer.add_expert_used_count(config.num_experts_per_tok)
@@ -209,7 +186,7 @@ def write_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig, *, sigmoid:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
 
 
-def tensors(model: PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array]]:
+def tensors(model: hf.PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array]]:
     state = {name: each.numpy() for name, each in model.state_dict().items()}
     yield "token_embd.weight", state["model.embed_tokens.weight"]
     yield "output_norm.weight", state["model.norm.weight"]
@@ -251,4 +228,4 @@ def delta_tensors(state: dict[str, Array], theirs: str, ours: str) -> Iterator[t
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

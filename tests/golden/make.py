@@ -7,7 +7,7 @@ Weights come from seeded NumPy generators: a rerun with the same versions gives 
 It writes, beside itself or into the folder it is given,
 
     *.gguf          a model in float32, with a byte-level tokenizer and a ChatML template
-    *.npz           tokens [64], and logits after them: see `answers` for those in SHAPES, which every test of an
+    *.npz           tokens [64], and logits after them: see `answers` for those of `shapes`, which every test of an
                     engine runs through, `family_answers` for those in families.py, one for each formula
     spm.gguf        a model whose point is its SentencePiece vocabulary
     tokenizer.json  the texts of `torture.py` with SentencePiece's ids; `tokens.py` adds llama.cpp's
@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -26,11 +25,21 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import torch
-from families import LLAMA3, WINDOW, configurations
+import transformers as hf
+from families import LLAMA3, WINDOW, configurations, small
 from numpy.typing import NDArray
 from torture import TEXTS
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from write import CONTROL, COUNTING_FROM_1, architecture_of, byte_level, bytes_vocabulary, sentencepiece_bpe, write_gguf
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from write import (
+    CONTROL,
+    COUNTING_FROM_1,
+    architecture_of,
+    byte_level,
+    bytes_vocabulary,
+    run,
+    sentencepiece_bpe,
+    write_gguf,
+)
 
 Array = NDArray[Any]
 
@@ -45,48 +54,31 @@ NORM_SPREAD = 0.2  # norm weights differ from 1, or forgetting them would go unn
 LOGIT_STEP = 2.0**-13  # logits are rounded to 1.2e-4, which zips a fifth smaller; ten times that is a failure
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes and options by which golden models differ."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    head_size: int = 16
-    tied: bool = True
-    rope_theta: float = 10_000.0
-    rope: dict[str, Any] | None = None
-    vocab: int = len(bytes_vocabulary())
-
-
-SHAPES = {
-    "llama-gqa-tied": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96),
-    "llama-gqa-untied": Shape(layers=3, hidden=96, heads=6, kv_heads=2, ffn=64, tied=False, rope_theta=1e5),
-    # With one layer, a row of the cache depends on its own token and position alone, so an evicted cache
-    # must equal a fresh run over the tokens that stayed. And 4 heads of 16 are not 32.
-    "llama-one-layer": Shape(layers=1, hidden=32, heads=4, kv_heads=4, ffn=64),
-    "llama-rope-scaled": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, rope=LLAMA3),
-}
+def shapes() -> dict[str, PreTrainedConfig]:
+    """With one layer, a row of the cache depends on its own token and position alone, so an evicted cache must equal a
+    fresh run over the tokens that stayed. And 4 heads of 16 are not 32."""
+    llama = partial(small, hf.LlamaConfig, head_dim=16)
+    return {
+        "llama-gqa-tied": llama(hidden=64, ffn=96),
+        "llama-gqa-untied": llama(layers=3, hidden=96, heads=6, ffn=64, theta=1e5, tie_word_embeddings=False),
+        "llama-one-layer": llama(layers=1, kv_heads=4, ffn=64),
+        "llama-rope-scaled": llama(hidden=64, ffn=32, rope=LLAMA3),
+    }
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)  # one thread sums in one order
-    torch.set_grad_enabled(False)
-    for seed, (name, shape) in enumerate(SHAPES.items(), start=1):
-        model = random_model(shape, seed)
+    for seed, (name, config) in enumerate(shapes().items(), start=1):
+        model = random_model(config, seed)
         write_gguf(out / f"{name}.gguf", model, byte_level)
         np.savez_compressed(out / f"{name}.npz", **answers(model, random_tokens(seed)))
     for seed, (name, config) in enumerate(configurations().items(), start=21):
-        model = fill(AutoModelForCausalLM.from_config(config).eval(), seed)
+        model = random_model(config, seed)
         write_gguf(out / f"{name}.gguf", model, byte_level)
         np.savez_compressed(out / f"{name}.npz", **family_answers(model, seed))
 
     pieces = train_sentencepiece()
-    vocab = pieces.GetPieceSize()
-    small = random_model(Shape(layers=1, hidden=32, heads=2, kv_heads=1, ffn=32, vocab=vocab), seed=9)
-    write_gguf(out / "spm.gguf", small, sentencepiece_bpe(pieces))
+    llama = small(hf.LlamaConfig, layers=1, heads=2, kv_heads=1, ffn=32, head_dim=16, vocab_size=pieces.GetPieceSize())
+    write_gguf(out / "spm.gguf", random_model(llama, 9), sentencepiece_bpe(pieces))
     cases = [{"text": text, "spm": pieces.EncodeAsIds(text)} for text in TEXTS]
     (out / "tokenizer.json").write_text(json.dumps(cases), encoding="utf-8")
 
@@ -96,24 +88,9 @@ def random_tokens(seed: int) -> Array:
     return np.random.default_rng(100 + seed).integers(first, len(bytes_vocabulary()), TOKENS, dtype=np.int32)
 
 
-def random_model(shape: Shape, seed: int) -> LlamaForCausalLM:
-    """A float32 Llama with weights wide enough that its attention and its logits are not flat."""
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=512,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=shape.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta, **(shape.rope or {})},
-        attn_implementation="eager",
-        dtype=torch.float32,
-    )
-    return fill(LlamaForCausalLM(config).eval(), seed)
+def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """With weights wide enough that its attention and its logits are not flat."""
+    return fill(hf.AutoModelForCausalLM.from_config(config).eval(), seed)
 
 
 def fill(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -154,8 +131,8 @@ def answers(model: PreTrainedModel, tokens: Array) -> dict[str, Array]:
         "gaps_logits": stream(model, tokens, in_cache=False),
         "keep_logits": keep_logits,
     }
-    rounded = {name: np.round(array / LOGIT_STEP) * np.float32(LOGIT_STEP) for name, array in logits.items()}
-    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **rounded}
+    found = {name: rounded(each) for name, each in logits.items()}
+    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **found}
 
 
 def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
@@ -190,8 +167,12 @@ def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
         # The length of the text decides for all of its positions; what comes later changes nothing else.
         text = np.resize(tokens, model.config.original_max_position_embeddings + 1)
         arrays["long_logits"] = forward(model, None, text, position=0)[TOKENS - LAST : TOKENS]
-    rounded = {name: np.round(array / LOGIT_STEP) * np.float32(LOGIT_STEP) for name, array in arrays.items()}
-    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **rounded}
+    found = {name: rounded(each) for name, each in arrays.items()}
+    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **found}
+
+
+def rounded(logits: Array) -> Array:
+    return np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
 
 
 def windows(model: PreTrainedModel) -> bool:
@@ -305,4 +286,4 @@ def train_sentencepiece() -> sentencepiece.SentencePieceProcessor:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    run(main)

@@ -11,39 +11,19 @@ Run it as `make golden` does. It writes, into the folder that it is given or bes
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers as hf
 from fallback import configurations as hybrids
 from fallback import settle
 from families import WINDOW, small
 from folders import byte_level
-from make import LOGIT_STEP, fill
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Lfm2VlConfig,
-    Lfm2VlForConditionalGeneration,
-    LlamaConfig,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3Config,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
+from make import fill, rounded
+from write import run
 
 BEFORE, BEHIND, LAST = 7, 12, 8
 GRID = (2, 3)  # of merged patches, in models whose pictures have any shape
@@ -57,7 +37,7 @@ SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 
 @dataclass
 class Golden:
-    kind: type[PreTrainedModel]
+    kind: type[hf.PreTrainedModel]
     config: Any
     pixels: tuple[int, ...]  # shape of the tower's input
     grid: tuple[int, int] = GRID
@@ -83,11 +63,11 @@ def qwen(kind: Any, config: Any, text: dict[str, Any], **vision: Any) -> Golden:
 
 def families() -> dict[str, Golden]:
     """Text models have the sizes of other golden ones, so that engines compile no more designs."""
-    qwen3 = text_of(Qwen3Config, {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, head_dim=16, theta=1e6)
-    qwen2 = text_of(Qwen2Config, {"mrope_section": [1, 1, 2]}, theta=1e6)
+    qwen3 = text_of(hf.Qwen3Config, {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, head_dim=16, theta=1e6)
+    qwen2 = text_of(hf.Qwen2Config, {"mrope_section": [1, 1, 2]}, theta=1e6)
     qwen35 = hybrids()["qwen35"].to_dict()
     gemma3 = small(
-        Gemma3TextConfig, layers=7, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
+        hf.Gemma3TextConfig, layers=7, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             "full_attention": {"rope_type": "default", "rope_theta": 1e6},
@@ -102,24 +82,24 @@ def families() -> dict[str, Golden]:
         each.pop("model_type", None)
     found = {
         "qwen3vl": qwen(
-            Qwen3VLForConditionalGeneration, Qwen3VLConfig, qwen3, depth=2, num_position_embeddings=16,
+            hf.Qwen3VLForConditionalGeneration, hf.Qwen3VLConfig, qwen3, depth=2, num_position_embeddings=16,
             deepstack_visual_indexes=[0],
         ),
         "qwen2vl": qwen(
-            Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, qwen2, window_size=16, fullatt_block_indexes=[0]
+            hf.Qwen2_5_VLForConditionalGeneration, hf.Qwen2_5_VLConfig, qwen2, window_size=16, fullatt_block_indexes=[0]
         ),
-        "qwen35": qwen(Qwen3_5ForConditionalGeneration, Qwen3_5Config, qwen35, num_position_embeddings=16),
+        "qwen35": qwen(hf.Qwen3_5ForConditionalGeneration, hf.Qwen3_5Config, qwen35, num_position_embeddings=16),
         "gemma3": Golden(
-            Gemma3ForConditionalGeneration,
-            Gemma3Config(
+            hf.Gemma3ForConditionalGeneration,
+            hf.Gemma3Config(
                 text_config=gemma3, vision_config=SIGLIP | {"image_size": 28, "patch_size": 7}, mm_tokens_per_image=4,
                 image_token_id=260,
             ),
             (1, 3, 28, 28), (2, 2), types="token_type_ids",
         ),
         "gemma4": Golden(
-            Gemma4ForConditionalGeneration,
-            Gemma4Config(
+            hf.Gemma4ForConditionalGeneration,
+            hf.Gemma4Config(
                 text_config=hybrids()["gemma4"].to_dict() | {"pad_token_id": 0},
                 vision_config=gemma4_vision,
                 audio_config=None, image_token_id=260, video_token_id=261, audio_token_id=264,
@@ -127,8 +107,8 @@ def families() -> dict[str, Golden]:
             (1, 24, 48), types="mm_token_type_ids", inputs=cells,
         ),
         "lfm2": Golden(
-            Lfm2VlForConditionalGeneration,
-            Lfm2VlConfig(
+            hf.Lfm2VlForConditionalGeneration,
+            hf.Lfm2VlConfig(
                 text_config=hybrids()["lfm2"].to_dict(),
                 vision_config=SIGLIP | {"patch_size": 4, "num_patches": 16, "model_type": "siglip2_vision_model"},
                 downsample_factor=2, projector_hidden_size=16, image_token_id=260,
@@ -140,17 +120,17 @@ def families() -> dict[str, Golden]:
             },
         ),
         "smolvlm": Golden(
-            SmolVLMForConditionalGeneration,
-            SmolVLMConfig(
-                text_config=text_of(LlamaConfig, {}, head_dim=16, hidden=64, ffn=96), scale_factor=2,
+            hf.SmolVLMForConditionalGeneration,
+            hf.SmolVLMConfig(
+                text_config=text_of(hf.LlamaConfig, {}, head_dim=16, hidden=64, ffn=96), scale_factor=2,
                 vision_config=SIGLIP | {"image_size": 16, "patch_size": 4}, image_token_id=260, pad_token_id=2,
                 tie_word_embeddings=True,
             ),
             (1, 1, 3, 16, 16), (2, 2),
         ),
         "gemma4moe": Golden(
-            Gemma4ForConditionalGeneration,
-            Gemma4Config(
+            hf.Gemma4ForConditionalGeneration,
+            hf.Gemma4Config(
                 text_config=hybrids()["gemma4moe"].to_dict() | {
                     "pad_token_id": 0, "use_bidirectional_attention": "vision", "num_hidden_layers": 3,
                     # A layer that is causal lies before one that is not, so that answers tell them apart.
@@ -167,8 +147,6 @@ def families() -> dict[str, Golden]:
 
 
 def main(out: Path, *names: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     (out / "pictures").mkdir(exist_ok=True)
     for seed, (name, golden) in enumerate(families().items(), start=401):
         if not names or name in names:
@@ -195,7 +173,8 @@ def write(folder: Path, golden: Golden, seed: int) -> None:
     assert len(rows) == golden.grid[0] * golden.grid[1]
     np.savez_compressed(
         folder.with_suffix(".npz"), tokens=np.where(tokens == IDS["image_token_id"], -1, tokens).astype(np.int32),
-        rows=rows.numpy(), grid=np.array(golden.grid), logits=rounded(logits), plain=rounded(plain),
+        rows=rows.numpy(), grid=np.array(golden.grid), logits=rounded(logits[0, -LAST:].numpy()),
+        plain=rounded(plain[0, -LAST:].numpy()),
     )  # fmt: skip
     byte_level(folder.name).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -206,9 +185,5 @@ def joined(rows: Any) -> Any:
     return found.reshape(-1, found.shape[-1])
 
 
-def rounded(logits: Any) -> Any:
-    return np.round(logits[0, -LAST:].numpy() / LOGIT_STEP) * np.float32(LOGIT_STEP)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])
+    run(main)

@@ -13,7 +13,6 @@ beside itself, in `towers/`:
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
+from write import finish, run
 
 Array = NDArray[Any]
 
@@ -57,8 +57,6 @@ class Golden:
 
 
 def main(out: Path, *names: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     out = out / "towers"
     out.mkdir(exist_ok=True)
     for seed, (name, make) in enumerate(FAMILIES.items(), start=301):
@@ -108,6 +106,15 @@ def answers(golden: Golden) -> dict[str, Array]:
     }  # fmt: skip
 
 
+def answered(model: Any, inputs: Any, steps: int, padding: int) -> dict[str, Array]:
+    """The prompt's ids, the logits behind them, and a greedy answer."""
+    ids = inputs["input_ids"]
+    answer = model.generate(**inputs, max_new_tokens=steps, do_sample=False, eos_token_id=None, pad_token_id=padding)
+    found = {"ids": ids[0].numpy(), "greedy": answer[0, ids.shape[1] :].numpy()}
+    logits = model(**inputs).logits[0, -1].numpy()
+    return {key: each.astype(np.int32) for key, each in found.items()} | {"logits": logits}
+
+
 def write_folder(folder: Path, golden: Golden) -> None:
     """The encoder's part of the folder that transformers saves."""
     whole = AutoModelForImageTextToText.from_config(golden.model.config)
@@ -140,10 +147,7 @@ def write_mmproj(path: Path, golden: Golden) -> None:
         for written, values in golden.tensors(name, tensor.numpy()):
             matrix = values.ndim > 1 and "position" not in written
             writer.add_tensor(written, np.ascontiguousarray(values, np.float16 if matrix else np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def mapped(*parts: str, rename: Callable[[str], str] = lambda name: name) -> Tensors:
@@ -167,6 +171,15 @@ def levels(values: Any, mean: float = 0.5, std: float = 0.5) -> Array:
     return np.moveaxis(found, -3, -1)
 
 
+def described(
+    size: int, patch: int, mean: list[float] = HALF, std: list[float] = HALF, *, gelu: bool = True, **others: Any
+) -> dict[str, Any]:
+    """Fields of an encoder. size: of the pictures that it was trained with."""
+    found = {"image_size": size, "patch_size": patch, "image_mean": mean, "image_std": std}
+    found |= ({"use_gelu": True} if gelu else {}) | others
+    return {f"vision_{name}": value for name, value in found.items()}
+
+
 def smolvlm(shown: Array, seed: int) -> Golden:
     from transformers import SmolVLMConfig, SmolVLMModel
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -184,22 +197,18 @@ def smolvlm(shown: Array, seed: int) -> Golden:
     prompt = get_image_prompt_string(
         found.rows[0][0], found.cols[0][0], 4, "<fake_token_around_image>", IMAGE, "<global-img>"
     )
-    fields = {
-        "vision_image_size": side, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
-        "vision_projector_scale_factor": 2, "vision_use_gelu": True, "vision_preproc_image_size": 2 * side,
-    }  # fmt: skip
+    scale = {"projector_scale_factor": 2, "use_gelu": True, "preproc_image_size": 2 * side}
     names = mapped("vision_model", "connector", rename=lambda name: f"model.{name}")
     inputs = {"pixel_values": found.pixel_values, "pixel_attention_mask": found.pixel_attention_mask}
-    return Golden(
-        fill(SmolVLMModel(config), seed),
-        "idefics3",
-        fields,
-        names,
-        inputs,
-        levels(found.pixel_values),
-        prompt,
-        processor,
-    )
+    model, pixels = fill(SmolVLMModel(config), seed), levels(found.pixel_values)
+    fields = described(side, patch, gelu=False, **scale)
+    return Golden(model, "idefics3", fields, names, inputs, pixels, prompt, processor)
+
+
+def of_siglip(name: str) -> str:
+    """The name that GGUF's table knows."""
+    name = name.replace("_weight", ".weight").replace("vision_tower.", "vision_tower.vision_model.")
+    return name.replace("vision_model.vision_model", "vision_model")
 
 
 def gemma3(shown: Array, seed: int) -> Golden:
@@ -214,76 +223,77 @@ def gemma3(shown: Array, seed: int) -> Golden:
     )  # fmt: skip
     processor = Gemma3ImageProcessorPil(size={"height": side, "width": side})
     found = processor(shown, return_tensors="pt")
-    fields = {
-        "vision_image_size": side, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
-        "vision_use_gelu": True,
-    }  # fmt: skip
-    names = mapped(
-        "vision_tower", "multi_modal_projector",
-        rename=lambda name: name.replace("_weight", ".weight").replace("vision_tower.", "vision_tower.vision_model.")
-        .replace("vision_model.vision_model", "vision_model"),
-    )  # fmt: skip
+    names = mapped("vision_tower", "multi_modal_projector", rename=of_siglip)
 
     def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
         yield from names(name, values + 1 if "soft_emb_norm" in name else values)
 
     prompt = f"\n\n<start_of_image>{IMAGE * 4}<end_of_image>\n\n"
     inputs = {"pixel_values": found.pixel_values}
-    model = fill(Gemma3Model(config), seed)
-    return Golden(model, "gemma3", fields, tensors, inputs, levels(found.pixel_values), prompt, processor)
+    model, pixels = fill(Gemma3Model(config), seed), levels(found.pixel_values)
+    return Golden(model, "gemma3", described(side, patch), tensors, inputs, pixels, prompt, processor)
 
 
-def qwen_pixels(values: Any, grid: Array, patch: int, merge: int, mean: float = 0.5, std: float = 0.5) -> Array:
-    """The bytes of a picture, row by row, of patches in blocks."""
-    _, rows, columns = grid
-    parts = values.reshape(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)[:, :, :, :, :, 0]
-    whole = parts.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
-    return levels(whole, mean, std)
+def qwen_config(kind: Any, depth: int, **vision: Any) -> Any:
+    return kind(
+        vision_config={
+            "hidden_size": VISION["hidden_size"], "num_heads": 2, "depth": depth,
+            "intermediate_size": VISION["intermediate_size"], "out_hidden_size": TEXT["hidden_size"], **vision,
+        },
+        text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
+    )  # fmt: skip
+
+
+def qwen_tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """A frame of a film has patches of its own."""
+    if name == "visual.patch_embed.proj.weight":
+        yield "v.patch_embd.weight", values[:, :, 0]
+        yield "v.patch_embd.weight.1", values[:, :, 1]
+    else:
+        yield from mapped("visual.")(name, values)
+
+
+def qwen(
+    model: PreTrainedModel, kind: str, fields: dict[str, Any], tensors: Tensors, processor: Any, found: Any,
+    pixels: Any, patch: int, *scale: float,
+) -> Golden:  # fmt: skip
+    """found: by the processor. pixels: its values, of patches in blocks of 2 × 2; scale: their mean and deviation."""
+    _, rows, columns = found.image_grid_thw[0].tolist()
+    parts = pixels.reshape(rows // 2, columns // 2, 2, 2, 3, 2, patch, patch)[:, :, :, :, :, 0]
+    whole = levels(parts.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch), *scale)
+    inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
+    prompt = f"<|vision_start|>{IMAGE * (rows * columns // 4)}<|vision_end|>"
+    return Golden(model, kind, fields, tensors, inputs, whole, prompt, processor)
 
 
 def qwen3vl(shown: Array, seed: int) -> Golden:
     from transformers import Qwen3VLConfig, Qwen3VLModel
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    patch, merge, deep = 8, 2, [0]
-    config = Qwen3VLConfig(
-        vision_config={
-            "hidden_size": VISION["hidden_size"], "num_heads": 2, "depth": 2, "patch_size": patch,
-            "intermediate_size": VISION["intermediate_size"], "out_hidden_size": TEXT["hidden_size"],
-            "num_position_embeddings": 9, "deepstack_visual_indexes": deep,
-        },
-        text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
-        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
-    )  # fmt: skip
+    patch, deep = 8, [0]
+    config = qwen_config(Qwen3VLConfig, 2, patch_size=patch, num_position_embeddings=9, deepstack_visual_indexes=deep)
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": 256, "longest_edge": 1 << 20}, patch_size=patch, image_mean=HALF, image_std=HALF
     )
     found = processor(shown, return_tensors="pt")
-    grid = found.image_grid_thw[0].tolist()
-    fields = {
-        "vision_image_size": 3 * patch, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
-        "vision_use_gelu": True, "vision_spatial_merge_size": merge, "vision_min_pixels": 256,
-        "vision_is_deepstack_layers": [number in deep for number in range(2)], "vision_block_count": 2,
-    }  # fmt: skip
+    fields = described(
+        3 * patch, patch, spatial_merge_size=2, min_pixels=256, block_count=2,
+        is_deepstack_layers=[number in deep for number in range(2)],
+    )  # fmt: skip
 
     def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
         stem, _, kind = name.rpartition(".")
-        if name == "visual.patch_embed.proj.weight":
-            yield "v.patch_embd.weight", values[:, :, 0]
-            yield "v.patch_embd.weight.1", values[:, :, 1]
-        elif name.startswith("visual.deepstack"):
+        if name.startswith("visual.deepstack"):
             part = stem.rpartition(".")[2].replace("linear_", "")
             yield f"v.deepstack.{deep[int(name.split('.')[2])]}.{part}.{kind}", values
         elif name.startswith("visual.merger"):
             yield MERGER[stem.rpartition(".")[2]] + f".{kind}", values
         else:
-            yield from mapped("visual.")(name, values)
+            yield from qwen_tensors(name, values)
 
     model = fill(Qwen3VLModel(config), seed)
-    inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
-    prompt = f"<|vision_start|>{IMAGE * (grid[1] * grid[2] // merge**2)}<|vision_end|>"
-    pixels = qwen_pixels(found.pixel_values, grid, patch, merge)
-    return Golden(model, "qwen3vl_merger", fields, tensors, inputs, pixels, prompt, processor)
+    return qwen(model, "qwen3vl_merger", fields, tensors, processor, found, found.pixel_values, patch)
 
 
 def gemma4(shown: Array, seed: int) -> Golden:
@@ -326,17 +336,13 @@ def gemma4(shown: Array, seed: int) -> Golden:
             assert ours, name
             yield f"{ours}.{kind}", values.reshape(values.shape or 1)
 
-    fields = {
-        "vision_image_size": 224, "vision_patch_size": patch, "vision_image_mean": [0.0] * 3,
-        "vision_image_std": [1.0] * 3,
-    }  # fmt: skip
     inputs = {"pixel_values": found.pixel_values, "image_position_ids": found.image_position_ids}
     count = int(found.num_soft_tokens_per_image[0])
-    real = found.pixel_values[0, : count * 9]
     columns = int(found.image_position_ids[0, :, 0].max()) + 1
-    parts = real.reshape(-1, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
+    parts = found.pixel_values[0, : count * 9].reshape(-1, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
     pixels = levels(parts.reshape(3, -1, columns * patch), 0.0, 1.0)
-    return Golden(model, "gemma4v", fields, tensors, inputs, pixels, f"<|image>{IMAGE * count}<image|>", processor)
+    fields, prompt = described(224, patch, [0.0] * 3, [1.0] * 3, gelu=False), f"<|image>{IMAGE * count}<image|>"
+    return Golden(model, "gemma4v", fields, tensors, inputs, pixels, prompt, processor)
 
 
 def lfm2(shown: Array, seed: int) -> Golden:
@@ -354,21 +360,14 @@ def lfm2(shown: Array, seed: int) -> Golden:
     found = processor(shown, return_tensors="pt")
     rows, columns = found.spatial_shapes[0].tolist()
     values = found.pixel_values[0, : rows * columns].reshape(rows, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
-    names = mapped(
-        "vision_tower", "multi_modal_projector",
-        rename=lambda name: name.replace("vision_tower.", "vision_tower.vision_model.")
-        .replace("vision_model.vision_model", "vision_model"),
-    )  # fmt: skip
+    names = mapped("vision_tower", "multi_modal_projector", rename=of_siglip)
 
     def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
         if "patch_embedding.weight" in name:
             values = values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
         yield from names(name, values)
 
-    fields = {
-        "vision_image_size": 4 * patch, "vision_patch_size": patch, "vision_image_mean": HALF,
-        "vision_image_std": HALF, "vision_use_gelu": True, "vision_projector_scale_factor": factor,
-    }  # fmt: skip
+    fields = described(4 * patch, patch, projector_scale_factor=factor)
     inputs = {key: found[key] for key in ("pixel_values", "spatial_shapes", "pixel_attention_mask")}
     pixels = levels(values.reshape(3, rows * patch, columns * patch))
     prompt = f"<|image_start|>{IMAGE * (rows * columns // factor**2)}<|image_end|>"
@@ -379,46 +378,30 @@ def qwen25vl(shown: Array, seed: int) -> Golden:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    patch, merge, deep = 14, 2, 2
-    config = Qwen2_5_VLConfig(
-        vision_config={
-            "hidden_size": VISION["hidden_size"], "num_heads": 2, "depth": deep, "patch_size": patch,
-            "intermediate_size": VISION["intermediate_size"], "out_hidden_size": TEXT["hidden_size"],
-            "fullatt_block_indexes": [1], "window_size": 112,
-        },
-        text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
-        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
-    )  # fmt: skip
+    patch, least, most = 14, 140 * 112, 1 << 20
+    config = qwen_config(Qwen2_5_VLConfig, 2, patch_size=patch, fullatt_block_indexes=[1], window_size=112)
     mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
     processor = Qwen2VLImageProcessorPil(
-        size={"shortest_edge": 140 * 112, "longest_edge": 1 << 20}, image_mean=mean, image_std=std
+        size={"shortest_edge": least, "longest_edge": most}, image_mean=mean, image_std=std
     )
     found = processor(shown, return_tensors="pt")
-    grid = found.image_grid_thw[0].tolist()
-    fields = {
-        "vision_image_size": 560, "vision_patch_size": patch, "vision_image_mean": mean, "vision_image_std": std,
-        "vision_use_silu": True, "vision_spatial_merge_size": merge, "vision_min_pixels": 140 * 112,
-        "vision_max_pixels": 1 << 20, "vision_n_wa_pattern": 2, "vision_block_count": deep,
-    }  # fmt: skip
+    fields = described(
+        560, patch, mean, std, gelu=False, use_silu=True, spatial_merge_size=2, min_pixels=least, max_pixels=most,
+        n_wa_pattern=2, block_count=2,
+    )  # fmt: skip
 
     def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
-        if name == "visual.patch_embed.proj.weight":
-            yield "v.patch_embd.weight", values[:, :, 0]
-            yield "v.patch_embd.weight.1", values[:, :, 1]
-        elif ".attn.qkv." in name:
+        if ".attn.qkv." in name:
             for part, each in zip("qkv", np.split(values, 3), strict=True):
                 yield from mapped("visual.")(name.replace("qkv", part), each)
         else:
-            yield from mapped("visual.")(name, values)
+            yield from qwen_tensors(name, values)
 
-    inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
-    prompt = f"<|vision_start|>{IMAGE * (grid[1] * grid[2] // merge**2)}<|vision_end|>"
     scale, shift = (torch.tensor(each).reshape(3, 1, 1, 1) for each in (std, mean))
     plain = found.pixel_values.reshape(-1, 3, 2, patch**2).transpose(1, 2).flatten(2).reshape(-1, 2, 3, patch**2)
     plain = (plain * scale.reshape(3, 1) + shift.reshape(3, 1)).transpose(1, 2).reshape(found.pixel_values.shape)
-    pixels = qwen_pixels(plain, grid, patch, merge, 0.0, 1.0)
     model = fill(Qwen2_5_VLModel(config), seed)
-    return Golden(model, "qwen2.5vl_merger", fields, tensors, inputs, pixels, prompt, processor)
+    return qwen(model, "qwen2.5vl_merger", fields, tensors, processor, found, plain, patch, 0.0, 1.0)
 
 
 BOUNDS = {"input_min": -1.5, "input_max": 1.7, "output_min": -1.2, "output_max": 1.4}
@@ -430,4 +413,4 @@ FAMILIES: dict[str, Callable[[Array, int], Golden]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])
+    run(main)

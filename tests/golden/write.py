@@ -6,12 +6,14 @@ Our own converters are tested against these files, so this goes straight to `ggu
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
 import sentencepiece
+import torch
 from gguf import TokenType
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -69,10 +71,22 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
     vocabulary(writer)
     for name, weight in tensors(model, architecture):
         writer.add_tensor(name, np.ascontiguousarray(weight))
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write all that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def run(main: Callable[..., None]) -> None:
+    """Call it with the folder to write into, which the first argument names, and the other arguments."""
+    torch.set_num_threads(1)  # one thread sums in one order
+    torch.set_grad_enabled(False)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
