@@ -171,6 +171,19 @@ def test_watch_stops_and_pauses_as_its_python_twin(
         assert app.lib.watch_measured(app.c) == measured
 
 
+def test_device_that_pauses_do_not_cool_ends_the_answer() -> None:
+    app = App({"max_temp": 40.0}, True, Power())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meters, "read_celsius", lambda _: app.heat())
+        app.start()
+        app.celsius = 45.0
+        for _ in range(100):
+            app.work(2.0, 0.0, 0)
+            if stop := app.look(1):
+                break
+    assert stop == "thermal"
+
+
 def test_joules_are_estimated_until_the_app_reads_them() -> None:
     app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))
     app.start()
