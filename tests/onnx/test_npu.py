@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 import edge
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.onnx.engine import OnnxEngine
-from edge.backends.onnx.graph.static import HIDDEN, make_context_graph, make_static_graph, parts_of
+from edge.backends.onnx.graph.static import make_context_graph, make_static_graph, parts_of
 from edge.backends.onnx.model_files import ModelFiles, find_model_files
 from edge.backends.onnx.npu.contexts import open_parts
 from edge.backends.onnx.npu.form import make_form
-from edge.backends.onnx.npu.passes import fill_mask
 from edge.backends.onnx.providers import STATIC_CPU, Provider, find_provider
 from edge.backends.onnx.session import open_session
 from edge.cli.commands import app
@@ -96,22 +95,16 @@ def both(model: Model, rows: int, chunk: int, steps: int, prompt: int) -> list[t
 
 
 @pytest.mark.wing("QNN's emulator")
-@pytest.mark.parametrize("name", ["gemma3", exhaustive("llama-gqa-tied")])
+@pytest.mark.parametrize("name", [
+    "gemma3", *map(exhaustive, ("llama-gqa-tied", "gpt2", "phi3-longrope", "qwen3", "gemma4", "granite", "mistral3")),
+])  # fmt: skip
 def test_greedy_tokens_are_those_of_the_cpu(name: str) -> None:
     """Over 40 steps, in a cache that evicts, with sliding windows and without."""
     emulated, static, plain = both(open_model(GOLDEN / f"{name}.gguf"), ROWS, CHUNK, steps=40, prompt=44)
     assert emulated[0] == static[0] == plain[0]
-    np.testing.assert_allclose(emulated[1], static[1], rtol=0, atol=0.25)  # which computes in float16
-    np.testing.assert_allclose(static[1], plain[1], rtol=0, atol=5e-2)  # whose attention does
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name", ["gpt2", "phi3-longrope", "qwen3", "gemma2", "gemma4", "granite", "smollm3", "mistral3"]
-)
-def test_greedy_tokens_of_other_architectures_equal_the_cpus(name: str) -> None:
-    emulated, static, plain = both(open_model(GOLDEN / f"{name}.gguf"), ROWS, CHUNK, steps=24, prompt=44)
-    assert emulated[0] == static[0] == plain[0]
+    if name in ("gemma3", "llama-gqa-tied"):
+        np.testing.assert_allclose(emulated[1], static[1], rtol=0, atol=0.25)  # which computes in float16
+        np.testing.assert_allclose(static[1], plain[1], rtol=0, atol=5e-2)  # whose attention does
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma4"])
@@ -142,20 +135,6 @@ def test_attention_policies_evict_alike_on_npu_and_cpu(folder: Path, policy: str
             answers[provider] = session.generate("Once upon a time there was", max_tokens=40, ignore_eos=True)
             assert session.report.kv.evicted > ROWS
     assert answers["qnn"] == answers["cpu-static"] == answers["cpu"]
-
-
-def test_masks_hide_free_rows_fillers_and_rows_outside_windows() -> None:
-    mask = np.empty((4, 10), np.float32)  # six rows, three of them in use, and four tokens, the last two real
-    fill_mask(mask, 3, 2, 0, None)
-    assert (mask == 0).astype(int).tolist() == [
-        [0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0, 1, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0, 1, 1],
-    ]
-    assert set(mask.ravel()) == {0, np.float32(HIDDEN)}
-    fill_mask(mask, 3, 2, 3, np.array([2, 0, 1, 3, 4]))  # rows lie in any order
-    assert (mask[2:] == 0).astype(int).tolist() == [[1, 0, 1, 0, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 1, 1]]
 
 
 # Context binaries

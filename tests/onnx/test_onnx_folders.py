@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from edge.storage import cache
 from edge.types import FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
 OUTLIERS = Method("llm-int8", forms={"blk.0.ffn_up": Int8((1, 3))})
 
 
@@ -95,35 +94,6 @@ def test_onnx_runtimes_refusal_raises_one_line(tmp_path: Path) -> None:
 # Graphs
 
 
-def looping() -> Any:
-    """The body of a loop that never ends."""
-    value = helper.make_tensor_value_info
-    more = helper.make_node("Identity", ["more"], ["more.out"])
-    return helper.make_graph(
-        [more], "body", [value("step", INT64, []), value("more", onnx.TensorProto.BOOL, [])],
-        [value("more.out", onnx.TensorProto.BOOL, [])],
-    )  # fmt: skip
-
-
-def add(model: Any, op: str, inputs: list[str], domain: str = "", **attributes: Any) -> None:
-    model.graph.node.append(helper.make_node(op, inputs, [f"hostile {op}"], domain=domain, **attributes))
-
-
-def add_function(model: Any) -> None:
-    imports = [helper.make_opsetid("", 23)]
-    body = [helper.make_node("Identity", ["x"], ["y"])]
-    model.functions.append(helper.make_function("mine", "F", ["x"], ["y"], body, imports))
-    model.opset_import.append(helper.make_opsetid("mine", 1))
-
-
-def grow(model: Any) -> None:
-    """Add nodes, of operators that the writer knows, whose last output has 2^30 times the size of the tokens."""
-    name = "tokens"
-    for step in range(30):
-        model.graph.node.append(helper.make_node("Concat", [name, name], [f"grown {step}"], axis=1))
-        name = f"grown {step}"
-
-
 def elsewhere(key: str, value: str) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         (tensor,) = (each for each in model.graph.initializer if each.name == "output_norm")
@@ -133,44 +103,14 @@ def elsewhere(key: str, value: str) -> Callable[[Any], None]:
     return change
 
 
-def change_attribute(model: Any) -> None:
-    (node,) = (each for each in model.graph.node if each.op_type == "GroupQueryAttention")
-    (attribute,) = (each for each in node.attribute if each.name == "num_heads")
-    attribute.i = 1 << 20
-
-
-def rename(model: Any) -> None:
-    model.graph.node[0].name = "another name"
-
-
-def drop(model: Any) -> None:
-    del model.graph.node[-1]
-
-
-def widen(model: Any) -> None:
-    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 1 << 40
-
-
-def inline(model: Any) -> None:
-    """Weights in the graph itself."""
-    model.graph.initializer.append(helper.make_tensor("more", FLOAT, [1000], [0.0] * 1000))
-
-
 HOSTILE: dict[str, Callable[[Any], None]] = {
-    "loop": lambda model: add(model, "Loop", ["", ""], body=looping()),
-    "unknown domain": lambda model: add(model, "Anything", ["tokens"], "ai.evil"),
-    "constant of a terabyte": lambda model: add(model, "ConstantOfShape", ["heads_joined"]),
-    "function": add_function,
-    "growing": grow,
+    "another operator": lambda model: model.graph.node.append(
+        helper.make_node("ConstantOfShape", ["heads_joined"], ["a terabyte"])
+    ),
     "outside of the folder": elsewhere("location", "../../etc/passwd"),
-    "another offset": elsewhere("offset", "64"),
     "another length": elsewhere("length", str(1 << 40)),
-    "attribute": change_attribute,
-    "name": rename,
-    "fewer nodes": drop,
-    "another shape": widen,
+    "name": lambda model: setattr(model.graph.node[0], "name", "another name"),
     "another input": lambda model: model.graph.input.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
-    "another initializer": inline,
     "metadata": lambda model: model.metadata_props.add(key="k", value="v" * 100_000),
     "another version": lambda model: setattr(model, "ir_version", 3),
 }
@@ -272,23 +212,14 @@ MANIFESTS: dict[str, Callable[[Any], None]] = {
     "infinite size": put("files", WEIGHTS, "bytes", float("inf")),
     "no hash": put("files", WEIGHTS, "sha256", None),
     "NUL in a name": put("files", "a\0b", {"bytes": 1, "sha256": "0" * 64}),
-    "path as a name": put("files", "../edge.json", {"bytes": 1, "sha256": "0" * 64}),
     "many files": put("files", {f"file{i}": {"bytes": 1, "sha256": "0" * 64} for i in range(1000)}),
     "no weights": lambda said: said["files"].pop(WEIGHTS),
-    "tensors are no list": put("tensors", {}),
     "tensor with a bell": put("tensors", 0, 0, "\a" * 20),
     "unknown type": put("tensors", 0, 1, "F99"),
-    "shape of nothing": put("tensors", 0, 2, []),
-    "shape with a fraction": put("tensors", 0, 2, [32.5, 1]),
     "shape that overflows": put("tensors", 0, 2, [1 << 39, 1 << 39]),
     "shape of more than the weights": put("tensors", 0, 2, [32, 1 << 20]),
     "rows of no whole blocks": put("tensors", 0, 1, "Q4_K"),
-    "another form": put("tensors", 0, 1, "Q8_0"),
-    "outliers as a number": put("outliers", 5),
     "outliers beyond the row": put("outliers", "blk.0.ffn_up", [1, 1 << 31]),
-    "outliers out of order": put("outliers", "blk.0.ffn_up", [3, 1]),
-    "more outliers": put("outliers", "blk.0.ffn_up", [1, 3, 5]),
-    "source of no text": put("source", 5),
     "another format": put("format", 10**400),
     "too many outliers": put("outliers", "blk.0.ffn_up", list(range(600_000))),
     "too many lists": put("settings", [[] for _ in range(100_000)]),
@@ -313,45 +244,3 @@ def test_missing_files_are_refused(name: str, folder: Path) -> None:
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
     refusal(folder)
-
-
-# At random
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """With a few bytes changed, put in, left out or copied."""
-    changed = bytearray(data)
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        at, other = (chance.randrange(len(changed) or 1) for _ in range(2))
-        how = chance.randrange(5)
-        if how == 0:
-            changed[at : at + 1] = bytes([chance.choice((0, 1, 127, 128, 255))])
-        elif how == 1:
-            changed[at:at] = chance.randbytes(chance.randrange(1, 9))
-        elif how == 2:
-            del changed[at : at + chance.randrange(1, 9)]
-        elif how == 3:
-            changed[at : at + 8] = chance.choice((0, 1, 1 << 31, (1 << 63) - 1, (1 << 64) - 1)).to_bytes(8, "little")
-        else:
-            changed[at : at + 32] = changed[other : other + 32]
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("name", [METADATA, MANIFEST, "model.onnx"])
-def test_randomly_changed_folders_run_or_are_refused(name: str, folder: Path, sound: Path) -> None:
-    """They run, or are refused in one line."""
-    chance, content = random.Random(name), (sound / name).read_bytes()
-    tokens, messages = np.arange(8, dtype=np.int32), []
-    for _ in range(25):
-        head = content[:4000] if name == METADATA else content  # its figures are there
-        (folder / name).write_bytes(mutated(head, chance) + content[len(head) :])
-        if name != MANIFEST:
-            seal(folder)
-        try:
-            engine = load_engine(open_model(folder), "onnx", "f32")
-            engine.forward(tokens)
-            engine.close()
-        except EdgeError as error:
-            messages.append(str(error))
-    assert messages
-    assert all(map(str.isprintable, messages))
