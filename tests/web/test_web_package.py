@@ -73,8 +73,9 @@ def visit(page: Page, folder: Path, script: str) -> Any:
 
 
 @lru_cache
-def expected(prompt: str, count: int, name: str = NAME, lora: str | None = None) -> str:
-    with edge.load(model_of(name), backend="cpu", threads=2, max_kv_size=ROWS, lora=lora) as session:
+def expected(prompt: str, count: int, name: str = NAME, **options: Any) -> str:
+    chosen = {"backend": "cpu", "threads": 2, "max_kv_size": ROWS} | options
+    with edge.load(model_of(name), **chosen) as session:
         greedy = SamplingParams(temperature=0)
         return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
 
@@ -141,18 +142,15 @@ def test_aborted_download_goes_on_at_the_next_visit(page: Page, site: Sent) -> N
     assert found == {"first": "AbortError", "step": "load"}
 
 
-def test_damaged_pieces_are_fetched_again(page: Page, site: Sent) -> None:
-    site.flip = [PIECE + 7, PIECE + 8]
-    found = run(page, f"const session = await Edge.open('./'); return {ASK};")
-    assert found == expected("abc", 24)
-    assert [span.start for span in site.spans[:2]] == [0, PIECE]
-
-
-def test_site_that_stays_damaged_is_an_error(page: Page, site: Sent) -> None:
+def test_damaged_pieces_are_fetched_again_and_those_that_stay_are_an_error(page: Page, site: Sent) -> None:
     site.flip = [PIECE] * 9
     found = run(page, "await Edge.open('./');")
     assert found["code"] == "bad-file"
     assert f"is damaged at byte {PIECE}: upload the site again" in found["message"]
+    site.flip, site.spans = [PIECE + 7, PIECE + 8], []
+    found = run(page, f"await Edge.forget('./'); const session = await Edge.open('./'); return {ASK};")
+    assert found == expected("abc", 24)
+    assert [span.start for span in site.spans[:2]] == [0, PIECE]
 
 
 def test_damage_in_storage_is_repaired(page: Page, site: Sent) -> None:
@@ -180,68 +178,8 @@ def test_two_sessions_download_once(page: Page, site: Sent) -> None:
     assert site.bytes == found_size(site)
 
 
-@pytest.mark.exhaustive
-def test_table_of_embeddings_stays_in_storage(page: Page) -> None:
-    """Two sessions read it there at once. Without storage, there is an error."""
-    ask = "await session.ask('abc', { temperature: 0, maxTokens: 8, ignoreEos: true })"
-    with served(site_of("gemma4", "simd")) as (url, sent):
-        at(page, url)
-        found = run(page, f"""
-          const sessions = [await Edge.open('./'), await Edge.open('./', options)];
-          const answers = await Promise.all(sessions.map(async (session) => {ask}));
-          await Promise.all(sessions.map((session) => session.close()));
-          return {{ answers, last: steps.at(-1), step: steps[0].step }};
-        """)  # fmt: skip
-        assert found["answers"] == [expected("abc", 8, "gemma4")] * 2
-        assert found["step"] == "load"
-        assert sent.bytes == found["last"]["total"] == found_size(sent)
-        worker = f"""
-          navigator.storage.getDirectory = () => Promise.reject(new Error("none"));
-          import({url!r} + 'edge/worker.js').then(() => postMessage({{ event: 'imported' }}));
-        """
-        refused = run(page, f"""
-          const code = URL.createObjectURL(new Blob([{worker!r}], {{ type: 'text/javascript' }}));
-          const engine = new Worker(code, {{ type: 'module' }});
-          let answered;
-          const said = new Promise((done) => (answered = done));
-          await new Promise((imported) => (engine.onmessage = ({{ data }}) => {{
-            if (data.event === 'imported') imported();
-            else if (!data.event) answered(data);
-          }}));
-          engine.postMessage({{ id: 1, call: 'open', values: {{ url: document.baseURI, options: {{}} }} }});
-          return (await said).error;
-        """)  # fmt: skip
-        assert refused["code"] == "no-memory"
-        assert "no room to store the model" in refused["message"]
-
-
 def found_size(sent: Sent) -> int:
     return max(span.stop for span in sent.spans)
-
-
-CANCEL = (
-    """
-  const endless = { maxTokens: 100000, ignoreEos: true };
-  const session = await Edge.open('./');
-  const finishes = [];
-  let count = 0;
-  for await (const piece of session.stream('abc', endless)) if (++count === 5) break;
-  finishes.push(session.report.finish);
-  const abort = new AbortController();
-  const busy = [];
-  for await (const piece of session.stream('abc', { ...endless, signal: abort.signal })) {
-    if (!busy.length) busy.push(await session.rewind().catch((error) => error.code));
-    abort.abort();
-  }
-  finishes.push(session.report.finish);
-  for await (const piece of session.stream('abc', { ...endless, signal: AbortSignal.abort() })) count++;
-  finishes.push(session.report.finish);
-  await session.rewind();
-  const { threads, isolated } = session.info;
-  return { finishes, busy, threads, isolated, answer: """
-    + ASK
-    + " };"
-)
 
 
 def test_adapters_are_set_by_address_or_bytes(page: Page, tmp_path: Path) -> None:
@@ -272,10 +210,33 @@ def test_adapters_are_set_by_address_or_bytes(page: Page, tmp_path: Path) -> Non
     assert (found["rank"], found["errors"]) == (16, ["network", "bad-file", "bad-argument"])
 
 
-def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:
-    found = run(page, CANCEL)
-    assert found["finishes"] == ["interrupted"] * 3
-    assert found["busy"] == ["busy"]
+@pytest.mark.parametrize("isolated", [True, False])
+def test_answers_can_be_cancelled(page: Page, folder: Path, isolated: bool) -> None:
+    """Pages that are not isolated have one thread."""
+    with served(folder, isolated=isolated) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const endless = {{ maxTokens: 100000, ignoreEos: true }};
+          const session = await Edge.open('./');
+          const finishes = [];
+          let count = 0;
+          for await (const piece of session.stream('abc', endless)) if (++count === 5) break;
+          finishes.push(session.report.finish);
+          const abort = new AbortController();
+          const busy = [];
+          for await (const piece of session.stream('abc', {{ ...endless, signal: abort.signal }})) {{
+            if (!busy.length) busy.push(await session.rewind().catch((error) => error.code));
+            abort.abort();
+          }}
+          finishes.push(session.report.finish);
+          for await (const piece of session.stream('abc', {{ ...endless, signal: AbortSignal.abort() }})) count++;
+          finishes.push(session.report.finish);
+          await session.rewind();
+          return {{ finishes, busy, info: session.info, answer: {ASK} }};
+        """)  # fmt: skip
+    assert (found["finishes"], found["busy"]) == (["interrupted"] * 3, ["busy"])
+    assert found["info"]["isolated"] == isolated
+    assert isolated or found["info"]["threads"] == 1
     assert found["answer"] == expected("abc", 24)
 
 
@@ -300,51 +261,18 @@ def test_question_cancelled_in_its_prompt_is_taken_back(page: Page, site: Sent) 
     assert found["again"] == found["next"]
 
 
-def test_pages_that_are_not_isolated_have_one_thread(page: Page, folder: Path) -> None:
-    with served(folder, isolated=False) as (url, _):
-        at(page, url)
-        found = run(page, CANCEL)
-    assert (found["threads"], found["isolated"]) == (1, False)
-    assert found["finishes"] == ["interrupted"] * 3
-    assert found["answer"] == expected("abc", 24)
-
-
-def test_conversations_are_saved_and_restored(page: Page, site: Sent) -> None:
-    found = run(page, """
-      const session = await Edge.open('./');
-      const greedy = { temperature: 0, maxTokens: 8, ignoreEos: true };
-      await session.ask('abc', greedy);
-      const state = await session.save();
-      const next = await session.ask('def', greedy);
-      await session.rewind();
-      await session.load(state);
-      const again = await session.ask('def', greedy);
-      const damaged = state.slice();
-      damaged[damaged.length - 1] ^= 1;
-      const errors = [];
-      for (const bytes of [damaged, state.slice(0, 50), new Uint8Array(0)]) {
-        errors.push(await session.load(bytes).catch((error) => error.code));
-      }
-      return { next, again, errors };
-    """)  # fmt: skip
-    assert found["next"] == found["again"]
-    assert found["errors"] == ["bad-file"] * 3
-
-
-@pytest.mark.parametrize(("options", "code", "words"), [
-    ("{ memory: '1MiB' }", "no-memory", "MiB, memory is 1 MiB"),
-    ("{ memory: 'much' }", "bad-argument", 'memory much: give bytes, or a text such as "256MiB"'),
-    ("{ isa: 'sse9' }", "bad-argument", "isa sse9: choose relaxed"),
+@pytest.mark.parametrize(("folder_name", "options", "code", "words"), [
+    ("./", "{ memory: '1MiB' }", "no-memory", "MiB, memory is 1 MiB"),
+    ("./", "{ memory: 'much' }", "bad-argument", 'memory much: give bytes, or a text such as "256MiB"'),
+    ("./", "{ isa: 'sse9' }", "bad-argument", "isa sse9: choose relaxed"),
+    ("./edge/", "{}", "network", "the server says 404"),
 ])  # fmt: skip
-def test_wrong_options_are_errors(page: Page, site: Sent, options: str, code: str, words: str) -> None:
-    found = run(page, f"await Edge.open('./', {options});")
+def test_wrong_options_and_folders_are_errors(
+    page: Page, site: Sent, folder_name: str, options: str, code: str, words: str
+) -> None:
+    found = run(page, f"await Edge.open('{folder_name}', {options});")
     assert found["code"] == code
     assert words in found["message"]
-
-
-def test_other_folders_are_errors(page: Page, site: Sent) -> None:
-    found = run(page, "await Edge.open('./edge/');")
-    assert (found["code"], "the server says 404" in found["message"]) == ("network", True)
 
 
 def test_sites_of_one_host_keep_their_models(page: Page, folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser import CONTRAST, Page, show, type_in, until
+from browser import CONTRAST, Page, requests, show, type_in, until
 from conftest import NEEDS_WASM
 from web_site import ROWS, served, site_of
 
@@ -51,12 +51,7 @@ def test_chat_on_a_phone(page: Page, folder: Path) -> None:
         assert page.value("document.querySelector('#bar i').clientWidth") > 5
         assert page.value("document.documentElement.scrollWidth") <= 390
         assert min(page.value(CONTRAST))[0] >= 4.5
-        outside = [
-            each["params"]["request"]["url"] for each in page.events if each["method"] == "Network.requestWillBeSent"
-        ]
-        assert {each for each in outside if not each.startswith(("blob:", "data:"))} <= {
-            each for each in outside if each.startswith(url)
-        }
+        assert [each for each in requests(page) if not each.startswith(("blob:", "data:", url))] == []
         page.value("navigator.serviceWorker.ready.then(() => 1)")
         until(page, f"await {RECORD} && {READY}")
     # The server is gone: the page, the model and the chat are still there.

@@ -43,21 +43,16 @@ def complaints(folder: Path, *files: str) -> str:
     return done.stdout
 
 
-def test_scripts_have_their_types(site: Path) -> None:
+def test_scripts_have_their_types(site: Path, tmp_path: Path) -> None:
+    """Of the package and its page, of the profiling page, and of the page of `edge serve`."""
     scripts = [f"{part}/{each.name}" for part in ("chat", "edge") for each in sorted((site / part).glob("*.js"))]
     assert complaints(site, "start.js", "page.js", "chats.js", *scripts) == ""
-
-
-def test_scripts_of_the_profiling_page_have_their_types(site: Path, tmp_path: Path) -> None:
-    shutil.copytree(site / "edge", tmp_path / "edge")
-    shutil.copytree(PROFILING, tmp_path, dirs_exist_ok=True)
-    assert complaints(tmp_path, "kit.js", "ceiling.js") == ""
-
-
-def test_scripts_of_the_served_page_have_their_types(tmp_path: Path) -> None:
-    shutil.copytree(SERVED, tmp_path, dirs_exist_ok=True)
-    shutil.copytree(WEB / "chat", tmp_path / "chat")
-    assert complaints(tmp_path, *(each.name for each in sorted(SERVED.glob("*.js")))) == ""
+    shutil.copytree(PROFILING, profiling := tmp_path / "profiling")
+    shutil.copytree(site / "edge", profiling / "edge", dirs_exist_ok=True)
+    assert complaints(profiling, "kit.js", "ceiling.js") == ""
+    shutil.copytree(SERVED, served := tmp_path / "served")
+    shutil.copytree(WEB / "chat", served / "chat")
+    assert complaints(served, *(each.name for each in sorted(SERVED.glob("*.js")))) == ""
 
 
 def test_stated_types_are_those_of_the_package(site: Path) -> None:

@@ -124,10 +124,6 @@ class NodeModule:
         tokens = [piece.token for piece in pieces if piece.token is not None]
         return tokens, "".join(piece.text for piece in pieces), pieces[-1].finish
 
-    def cancel(self, seconds: float = 0) -> None:
-        """After so many seconds, from another thread."""
-        self.call("cancel", seconds)
-
     def rewind(self, turns: int | None = None) -> None:
         """None: all."""
         self.call("rewind", 0xFFFFFFFF if turns is None else turns)
@@ -138,17 +134,11 @@ class NodeModule:
     def load(self, state: bytes) -> None:
         self.call("load", _encoded(state))
 
-    def set_adapter(self, adapter: bytes | None, scale: float = 1.0) -> None:
-        self.call("set_adapter", None if adapter is None else _encoded(adapter), scale)
-
     def use(self) -> dict[str, Any]:
         return dict(self.call("use"))
 
     def info(self) -> dict[str, Any]:
         return dict(self.call("info"))
-
-    def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
-        return list(self.call("tokenize", _encoded(text), special))
 
     def tools(self, tools: list[Any] | None) -> None:
         self.call("tools", tools)
