@@ -319,13 +319,14 @@ def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
     model = Path(shutil.copy(EYES.text, tmp_path / "a.gguf"))
     options = {"backend": "reference", "max_kv_size": 64}
     with edge.load(model, mmproj=EYES.mmproj, **options):
-        pass  # what the process imports for it counts in both
+        pass  # what the process imports for it counts in both, and what earlier tests left in neither
+    gc.collect()
     smallest = list[int]()
     for chosen in ({}, {"mmproj": EYES.mmproj}):
         with pytest.raises(edge.BudgetError) as raised:
             edge.load(model, memory="8MiB", **options, **chosen)
         smallest.append(raised.value.smallest or 0)
-    enough = sum(smallest) // 2  # for the text model alone
+    enough = (3 * smallest[0] + smallest[1]) // 4  # for the text model alone
     shutil.copy(EYES.mmproj, tmp_path / "mmproj-a.gguf")
     with edge.load(model, memory=enough, **options) as session:
         assert not session.model.senses
