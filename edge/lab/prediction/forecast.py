@@ -13,7 +13,6 @@ from edge.backends.tvm import ENGINE
 from edge.devices.host import logical_cores
 from edge.devices.load import neighbours
 from edge.devices.memory import memory_limit
-from edge.devices.memory.beyond import bytes_beyond_a_run
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.devices.profiles.profile import DeviceProfile
@@ -117,7 +116,7 @@ def look_ahead(
         plan = plan_app(profile, file, spec, options)
     if plan is None:
         more = TOKENIZER_BYTES * spec.vocab if outline else 0
-        plan = plan_for(profile, file, spec, options, more - bytes_beyond_a_run())
+        plan = plan_for(profile, file, spec, options, more)
     # Core-seconds that a run, too, spends before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
