@@ -7,7 +7,6 @@ from dataclasses import replace
 from edge.backends import backend_elsewhere
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit
-from edge.devices.memory.beyond import bytes_beyond_a_run
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
@@ -38,16 +37,12 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     Raises the errors of `make_plan`, and InputError.
     """
     if profile.name == HOST:
-        return plan_here(file, spec, options, more - bytes_beyond_a_run())[1]
+        return plan_here(file, spec, options, more)[1]
     engine, why = backend_elsewhere(engine_of(options), file, spec, profile.system)
     if options.provider is not None and options.provider.lower() != "cpu" and engine.CAPABILITIES.providers:
         check_npu(file, spec, profile, options.provider)
     limit, threads = limits_of(profile, options)
-    process = None
-    if profile.system in _PHONES:
-        process = RUNTIME_BYTES + more
-    else:
-        more -= bytes_beyond_a_run()
+    process = RUNTIME_BYTES + more if profile.system in _PHONES else None
     plan = make_plan(
         spec, engine, options, elsewhere=limit, more=more, process=process, threads=threads,
         losses=find_losses(file, engine, options),

@@ -17,6 +17,7 @@ from edge.backends.counts import GPUMemory
 from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
+from edge.devices.memory.beyond import bytes_beyond_a_run
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy, pinned_rows
@@ -156,8 +157,9 @@ def first_fit(
     limit = elsewhere or budget or memory_limit(memory_root())
     card = gpu_limit(options, runs[0].gpu)
     release_free_memory()  # memory freed after building the tokenizer would otherwise count twice
-    use = memory_use()
-    resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
+    use, resident, peak = memory_use(), process, 0
+    if resident is None:
+        resident, peak = use.rss + more - bytes_beyond_a_run(), 0 if elsewhere else use.peak
     before = _Before(resident, peak, first_run)
 
     def fits(counted: PlanBytes) -> bool:

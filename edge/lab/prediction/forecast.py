@@ -115,8 +115,7 @@ def look_ahead(
 
         plan = plan_app(profile, file, spec, options)
     if plan is None:
-        more = TOKENIZER_BYTES * spec.vocab if outline else 0
-        plan = plan_for(profile, file, spec, options, more)
+        plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run, too, spends before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
