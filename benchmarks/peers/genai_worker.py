@@ -29,8 +29,10 @@ class Genai:
         options.set_search_options(max_length=self._cells, min_length=self._cells, do_sample=False)
         return og.Generator(self._model, options)
 
-    def prefill(self, tokens: Tokens) -> float:
+    def prefill(self, tokens: Tokens, depth: int) -> float:
         generator = self._generator()
+        if depth:
+            generator.append_tokens(random_tokens(depth, FILL_SEED, self.vocab))
         started = time.perf_counter()
         generator.append_tokens(tokens)
         generator.get_logits()

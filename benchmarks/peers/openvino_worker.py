@@ -39,8 +39,10 @@ class OpenVINO:
             prompt = ov.Tensor(prompt.astype(np.int64).reshape(1, -1))
         return self._pipeline.generate(prompt, settings)
 
-    def prefill(self, tokens: Tokens) -> float:
+    def prefill(self, tokens: Tokens, depth: int) -> float:
         """Time to the first token, from its own metrics."""
+        if depth:
+            raise ValueError("OpenVINO's prompts begin with an empty cache")
         return float(self.generate(tokens, 1).perf_metrics.get_ttft().mean) / 1e3
 
     def decode(self, depth: int, tokens: Tokens) -> float:

@@ -3,7 +3,7 @@
 A worker loads its engine, writes `{"ready": true, "version": …}`, and then answers one request at a time:
 
 - `{"op": "prefill", "n": 512, "seed": 1}` → `{"seconds": …}`: n random token ids into an empty cache, logits after the
-  last one there to be read.
+  last one there to be read. With `"depth": 4096` behind those rows.
 - `{"op": "decode", "depth": 4096, "n": 64, "seed": 1}` → `{"seconds": …}`: n steps of one token and its argmax, in a
   cache that holds `depth` rows when the clock starts. The rows are always the same ones, so they may be kept.
 - `{"op": "batch", "sequences": 4, "depth": 64, "n": 64, "seed": 1}` → `{"seconds": …}`: n tokens in passes of the next
@@ -39,7 +39,7 @@ class Measured(Protocol):
     version: str
     vocab: int
 
-    def prefill(self, tokens: Tokens) -> float: ...
+    def prefill(self, tokens: Tokens, depth: int) -> float: ...
 
     def decode(self, depth: int, tokens: Tokens) -> float: ...
 
@@ -64,9 +64,8 @@ class Steps:
     def remember_end(self) -> None:
         """The cache holds the filling: save what `truncate` needs to come back to its end, if anything."""
 
-    def prefill(self, tokens: Tokens) -> float:
-        self._filled = 0
-        self.truncate(0)
+    def prefill(self, tokens: Tokens, depth: int) -> float:
+        self._fill(depth)
         started = time.perf_counter()
         float(self.run(tokens)[0])
         return time.perf_counter() - started
@@ -144,7 +143,7 @@ def serve(load: Callable[[], Measured]) -> None:
                 continue
             tokens = random_tokens(request["n"], request["seed"], engine.vocab)
             if request["op"] == "prefill":
-                say(seconds=engine.prefill(tokens))
+                say(seconds=engine.prefill(tokens, request.get("depth", 0)))
             elif request["op"] == "batch":
                 say(seconds=engine.batch(request["sequences"], request["depth"], tokens))
             else:
