@@ -71,8 +71,7 @@ def word_pieces(*, lowercase: bool) -> BertTokenizerFast:
 
 
 def ids_of(tokenizer: BertTokenizerFast, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, truncation=False, verbose=False).input_ids
-    return ids
+    return tokenizer(text, truncation=False, verbose=False).input_ids
 
 
 def make_model(name: str, vocab: int, seed: int) -> PreTrainedModel:

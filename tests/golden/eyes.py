@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from towers import TEXT, answered, fill, picture, smolvlm, write_mmproj
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, SmolVLMForConditionalGeneration
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
-from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, run, write_gguf
+from write import CONTROL, byte_pairs, bytes_of, bytes_vocabulary, run, write_gguf
 
 SEED, STEPS = 341, 12
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -85,11 +84,7 @@ def main(out: Path) -> None:
 
 
 def make_processor() -> SmolVLMProcessor:
-    words = {token: number for number, token in enumerate(TOKENS)}
-    tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer = byte_pairs(TOKENS)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>")
     wrapped.add_special_tokens({"additional_special_tokens": [*CONTROL[:1], *ADDED]})
     wrapped.image_token, wrapped.fake_image_token = "<image>", "<fake_token_around_image>"

@@ -148,27 +148,16 @@ def write(path: Path, model: hf.PreTrainedModel) -> None:
     """Through a folder of Hugging Face, as users come by their files."""
     from conversion import get_model_class
 
+    def force_quant(_self: Any, name: str, _new: str, _layer: int | None, dims: int) -> Any:
+        stems = ("down_proj", "gate_proj", "up_proj", "gate_up_proj")
+        is_expert = name.removesuffix(".weight").endswith(stems) and dims == 3
+        return MXFP4 if is_expert and model.config.model_type == "gpt_oss" else False
+
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         kind: Any = get_model_class(type(model).__name__)
-        ours = type(
-            kind.__name__,
-            (kind,),
-            {
-                "model_arch": kind.model_arch,
-                "set_vocab": lambda self: byte_level(self.gguf_writer),
-                "no_mtp": True,
-                "tensor_force_quant": lambda self, name, new_name, bid, n_dims: (
-                    MXFP4
-                    if name.endswith(
-                        ("down_proj.weight", "gate_proj.weight", "up_proj.weight", "down_proj", "gate_up_proj")
-                    )
-                    and n_dims == 3
-                    and model.config.model_type == "gpt_oss"
-                    else False
-                ),
-            },
-        )
+        own = {"model_arch": kind.model_arch, "no_mtp": True, "set_vocab": lambda self: byte_level(self.gguf_writer)}
+        ours = type(kind.__name__, (kind,), own | {"tensor_force_quant": force_quant})
         hparams = kind.load_hparams(Path(folder), False)
         # Where the converter expects the words of published checkpoints, not those that transformers writes now:
         if model.config.model_type == "granitemoehybrid":

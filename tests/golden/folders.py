@@ -26,14 +26,14 @@ import torch
 import transformers as hf
 from fallback import MXFP4, settle
 from fallback import configurations as mixtures_and_hybrids
-from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
+from families import LLAMA3, MINISTRAL, WINDOW, YARN, small
 from families import configurations as families
 from latent import configuration as latent
 from latent import glm, minicpm3
 from make import fill, rounded, train_sentencepiece
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from write import CHATML, CONTROL, LAYER_NORM, MERGES, bytes_vocabulary, run
+from write import CHATML, CONTROL, LAYER_NORM, byte_pairs, bytes_vocabulary, run
 
 TOKENS, LAST = 40, 8
 GROUP = 32  # of the 4-bit checkpoints
@@ -43,6 +43,14 @@ GEMMA_TEMPLATE = (
 )
 OF_FAMILIES = ("arcee", "chatglm", "cohere2", "exaone4", "glm4", "nemotron", "seed_oss", "starcoder2")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i] of its eight
+SEEDS = {  # of each folder, by name, so that a folder more changes none of the others
+    "llama": 51, "mistral": 52, "qwen2": 53, "qwen3": 54, "gemma2": 55, "gemma3_text": 56, "gemma3": 57, "phi3": 58,
+    "gpt2": 59, "granite": 60, "smollm3": 61, "ministral3": 62, "granitemoehybrid": 63, "qwen3_moe": 64,
+    "qwen3_5_text": 65, "qwen3_5_moe_text": 66, "lfm2": 67, "lfm2_moe": 68, "gpt_oss": 69, "gemma4_text": 70,
+    "granite_mamba": 71, "granite_experts": 72, "nemotron_h": 73, "falcon_mamba": 74, "jamba": 75, "arcee": 74,
+    "glm": 75, "cohere2": 76, "exaone4": 77, "glm4": 78, "nemotron": 79, "seed_oss": 80, "starcoder2": 81,
+    "gemma4_moe": 82, "deepseek_v3": 83, "minicpm3": 84, "glm4_moe_lite": 87, "awq": 71, "gptq": 72,
+}  # fmt: skip
 
 
 def gemma3(**others: Any) -> dict[str, Any]:
@@ -84,11 +92,7 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
         ),
         "gemma3_text": (small(hf.Gemma3TextConfig, **gemma3()), torch.bfloat16),
         "gemma3": (multimodal(), torch.bfloat16),
-        "phi3": (
-            small(hf.Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
-                original_max_position_embeddings=256),
-            torch.float16,
-        ),
+        "phi3": (families()["phi3-longrope"], torch.float16),
         "gpt2": (
             hf.GPT2Config(
                 vocab_size=280, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=1, eos_token_id=2
@@ -152,9 +156,10 @@ def main(out: Path, *names: str) -> None:
     if not names:
         shutil.rmtree(out / "folders", ignore_errors=True)
     (out / "folders").mkdir(parents=True, exist_ok=True)
-    for seed, (name, (config, dtype)) in enumerate(configurations().items(), start=51):
+    for name, (config, dtype) in configurations().items():
         if names and name not in names:
             continue
+        seed = SEEDS[name]
         config._attn_implementation = "eager"
         kind = hf.Gemma3ForConditionalGeneration if name == "gemma3" else hf.AutoModelForCausalLM
         model = fill(kind._from_config(config) if name == "gemma3" else kind.from_config(config), seed)
@@ -172,8 +177,8 @@ def main(out: Path, *names: str) -> None:
         return
     pieces = train_sentencepiece()
     (out / "folders" / "spm.model").write_bytes(pieces.serialized_model_proto())
-    for seed, method in ((71, "awq"), (72, "gptq")):
-        write_quantized(out / "folders" / method, method, seed)
+    for method in ("awq", "gptq"):
+        write_quantized(out / "folders" / method, method, SEEDS[method])
 
 
 def as_mxfp4(folder: Path) -> None:
@@ -209,9 +214,7 @@ def tokenizer_of(name: str) -> hf.PreTrainedTokenizerFast:
 
 def byte_level(name: str) -> hf.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer that cuts text as the model of that name usually does."""
-    merges = [tuple(merge.split()) for merge in MERGES]
-    vocab = {text: index for index, text in enumerate(bytes_vocabulary())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name == "llama"))
+    tokenizer = byte_pairs(bytes_vocabulary(), ignore_merges=name == "llama")
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     if name == "llama" or name.startswith("qwen"):
@@ -221,8 +224,6 @@ def byte_level(name: str) -> hf.PreTrainedTokenizerFast:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
     elif name == "gpt2":
         tokenizer.pre_tokenizer = plain
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
     if name.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()

@@ -33,20 +33,20 @@ from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sounds import LONG, LONGER, SHORT, chirp
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 from torch import nn
-from towers import BOUNDS, STRIDE, TEXT, VISION, answered, fill
+from towers import BOUNDS, STRIDE, TEXT, VISION, answered, begin_mmproj, fill
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
-from write import CONTROL, MERGES, bytes_of, bytes_vocabulary, finish, run, write_gguf
+from write import CONTROL, byte_pairs, bytes_of, bytes_vocabulary, finish, run, write_gguf
 
 Array = NDArray[Any]
 
 MELS, WINDOW = 16, 1  # bands; seconds of a window, 30 in real models
-AUDIO = {
+CORE = {
     "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40, "num_mel_bins": MELS,
-    "max_source_positions": 50 * WINDOW,
 }  # fmt: skip
+AUDIO = CORE | {"max_source_positions": 50 * WINDOW}
 SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG), "longer": chirp(LONGER)}
 PLACEHOLDER, STEPS = 290, 12
 ADDED = ["<|audio_bos|>", "<|audio_eos|>"]
@@ -113,10 +113,7 @@ def main(out: Path, *names: str) -> None:
 
 
 def write_mmproj(path: Path, golden: Golden) -> None:
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_type("mmproj")
-    writer.add_name(path.stem)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer = begin_mmproj(path)
     writer.add_clip_has_audio_encoder(True)
     if golden.kind == "gemma4a":  # whose file may also have an encoder of pictures
         writer.add_clip_audio_projector_type(golden.kind)
@@ -299,10 +296,7 @@ def ultravox(seed: int) -> Golden:
 
 def qwen3asr(seed: int) -> Golden:
     config = hf.Qwen3ASRConfig(
-        audio_config={
-            "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40,
-            "num_mel_bins": MELS, "downsample_hidden_size": 6, "output_dim": TEXT["hidden_size"],
-        },
+        audio_config=CORE | {"downsample_hidden_size": 6, "output_dim": TEXT["hidden_size"]},
         text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True}, audio_token_id=PLACEHOLDER,
         pad_token_id=0, eos_token_id=2,
     )  # fmt: skip
@@ -371,18 +365,15 @@ def answer_to_one(golden: Golden, renamed: Mapping[str, str]) -> dict[str, Array
 
 
 def text_of(model: Any) -> Any:
-    from transformers import Qwen2ForCausalLM
-
-    text = Qwen2ForCausalLM(model.config.text_config)
+    text = hf.Qwen2ForCausalLM(model.config.text_config)
     text.model, text.lm_head = model.model.language_model, model.lm_head
     return text
 
 
 def answers(golden: Golden) -> dict[str, Array]:
-    from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = hf.PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     wrapped.add_special_tokens({"additional_special_tokens": [*CONTROL, *ADDED]})
@@ -410,11 +401,7 @@ def answers(golden: Golden) -> dict[str, Array]:
 
 def make_tokenizer(renamed: Mapping[str, str] = {}) -> Tokenizer:
     tokens = [renamed.get(token, token) for token in TOKENS]
-    words = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer = byte_pairs(tokens)
     special = [*CONTROL, *tokens[len(bytes_vocabulary()) :]]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer

@@ -193,8 +193,7 @@ def seeing_kept_rows(model: PreTrainedModel, tokens: Array, *, in_windows: bool 
     else:
         mask = additive(in_window if windows(model) else seen)
     output = model(input_ids=torch.from_numpy(tokens[:count]).long()[None], attention_mask=mask, use_cache=False)
-    logits: Array = output.logits[0, PROMPT:].numpy()
-    return logits
+    return output.logits[0, PROMPT:].numpy()
 
 
 def additive(seen: Array) -> torch.Tensor:
@@ -210,8 +209,7 @@ def forward(model: PreTrainedModel, cache: DynamicCache | None, tokens: Array, p
         past_key_values=cache,
         use_cache=cache is not None,
     )
-    logits: Array = output.logits[0].numpy()
-    return logits
+    return output.logits[0].numpy()
 
 
 def stream(model: PreTrainedModel, tokens: Array, in_cache: bool) -> Array:

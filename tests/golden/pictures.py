@@ -20,9 +20,11 @@ import torch
 import transformers as hf
 from fallback import configurations as hybrids
 from fallback import settle
-from families import WINDOW, small
+from families import configurations as texts
+from families import small
 from folders import byte_level
 from make import fill, rounded
+from towers import rows_of
 from write import run
 
 BEFORE, BEHIND, LAST = 7, 12, 8
@@ -66,13 +68,7 @@ def families() -> dict[str, Golden]:
     qwen3 = text_of(hf.Qwen3Config, {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, head_dim=16, theta=1e6)
     qwen2 = text_of(hf.Qwen2Config, {"mrope_section": [1, 1, 2]}, theta=1e6)
     qwen35 = hybrids()["qwen35"].to_dict()
-    gemma3 = small(
-        hf.Gemma3TextConfig, layers=7, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
-        rope_parameters={
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-        },
-    ).to_dict()  # fmt: skip
+    gemma3 = texts()["gemma3"].to_dict()
     gemma4_vision = SIGLIP | {
         "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2,
         "position_embedding_size": 16, "default_output_length": 6,
@@ -161,8 +157,7 @@ def write(folder: Path, golden: Golden, seed: int) -> None:
     random = np.random.default_rng(seed)
     pixels = torch.from_numpy(random.standard_normal(golden.pixels).astype(np.float32))
     seen = read.model.get_image_features(pixels, **golden.inputs, return_dict=True)
-    rows = joined(seen.pooler_output)
-    rows = torch.cat([rows, *map(joined, getattr(seen, "deepstack_features", None) or [])], dim=1)
+    rows = rows_of(seen)
     text = random.integers(3, 259, BEFORE + BEHIND).astype(np.int64)
     tokens = np.concatenate([text[:BEFORE], np.full(len(rows), IDS["image_token_id"]), text[BEFORE:]])
     ids = torch.from_numpy(tokens)[None]
@@ -178,11 +173,6 @@ def write(folder: Path, golden: Golden, seed: int) -> None:
     )  # fmt: skip
     byte_level(folder.name).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-
-
-def joined(rows: Any) -> Any:
-    found = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
-    return found.reshape(-1, found.shape[-1])
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers as hf
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, PreTrainedModel
 from write import finish, run
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ TEXT = {
 class Golden:
     """A model, and what `write` needs of it. model: with `get_image_features`."""
 
-    model: PreTrainedModel
+    model: hf.PreTrainedModel
     kind: str
     fields: dict[str, Any]  # of `clip.vision`, beside those of `VISION`
     tensors: Tensors
@@ -78,7 +78,7 @@ def picture(seed: int, height: int = 30, width: int = 44) -> Array:
     return np.clip(smooth, 0, 255).astype(np.uint8)
 
 
-def fill(model: PreTrainedModel, seed: int) -> Any:
+def fill(model: hf.PreTrainedModel, seed: int) -> Any:
     random = np.random.default_rng(seed)
     for name, weight in model.named_parameters():
         drawn = random.standard_normal(weight.shape)
@@ -94,16 +94,15 @@ def fill(model: PreTrainedModel, seed: int) -> Any:
 
 def answers(golden: Golden) -> dict[str, Array]:
     found = golden.model.get_image_features(**golden.inputs, return_dict=True)
-    rows = found.pooler_output
-    rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows.reshape(-1, rows.shape[-1])
-    if deep := getattr(found, "deepstack_features", None):
-        rows = torch.cat(
-            [rows, *(each if isinstance(each, torch.Tensor) else torch.cat(list(each)) for each in deep)], 1
-        )
-    return {
-        "pixels": golden.pixels.astype(np.uint8).reshape(-1)[::STRIDE], "rows": rows.numpy(),
-        "prompt": np.array(golden.prompt),
-    }  # fmt: skip
+    pixels = golden.pixels.astype(np.uint8).reshape(-1)[::STRIDE]
+    return {"pixels": pixels, "rows": rows_of(found).numpy(), "prompt": np.array(golden.prompt)}
+
+
+def rows_of(found: Any) -> torch.Tensor:
+    """What a tower makes of pictures: its rows, and those of earlier layers beside them."""
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or [])]
+    whole = (torch.cat(list(each)) if isinstance(each, list | tuple) else each for each in parts)
+    return torch.cat([each.reshape(-1, each.shape[-1]) for each in whole], dim=1)
 
 
 def answered(model: Any, inputs: Any, steps: int, padding: int) -> dict[str, Array]:
@@ -117,7 +116,7 @@ def answered(model: Any, inputs: Any, steps: int, padding: int) -> dict[str, Arr
 
 def write_folder(folder: Path, golden: Golden) -> None:
     """The encoder's part of the folder that transformers saves."""
-    whole = AutoModelForImageTextToText.from_config(golden.model.config)
+    whole = hf.AutoModelForImageTextToText.from_config(golden.model.config)
     whole.model.load_state_dict(golden.model.state_dict())
     for name, values in whole.model.named_buffers():  # which some classes make anew
         values.copy_(golden.model.get_buffer(name))
@@ -129,11 +128,16 @@ def write_folder(folder: Path, golden: Golden) -> None:
     golden.processor.save_pretrained(folder)
 
 
-def write_mmproj(path: Path, golden: Golden) -> None:
+def begin_mmproj(path: Path) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(path.stem)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    return writer
+
+
+def write_mmproj(path: Path, golden: Golden) -> None:
+    writer = begin_mmproj(path)
     writer.add_clip_has_vision_encoder(True)
     writer.add_clip_projector_type(golden.kind)
     writer.add_vision_projection_dim(TEXT["hidden_size"])
@@ -181,12 +185,11 @@ def described(
 
 
 def smolvlm(shown: Array, seed: int) -> Golden:
-    from transformers import SmolVLMConfig, SmolVLMModel
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
     from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
     side, patch = 32, 8
-    config = SmolVLMConfig(
+    config = hf.SmolVLMConfig(
         vision_config=VISION | {"image_size": side, "patch_size": patch}, scale_factor=2, image_token_id=290,
         text_config=TEXT | {"model_type": "llama"},
     )  # fmt: skip
@@ -200,7 +203,7 @@ def smolvlm(shown: Array, seed: int) -> Golden:
     scale = {"projector_scale_factor": 2, "use_gelu": True, "preproc_image_size": 2 * side}
     names = mapped("vision_model", "connector", rename=lambda name: f"model.{name}")
     inputs = {"pixel_values": found.pixel_values, "pixel_attention_mask": found.pixel_attention_mask}
-    model, pixels = fill(SmolVLMModel(config), seed), levels(found.pixel_values)
+    model, pixels = fill(hf.SmolVLMModel(config), seed), levels(found.pixel_values)
     fields = described(side, patch, gelu=False, **scale)
     return Golden(model, "idefics3", fields, names, inputs, pixels, prompt, processor)
 
@@ -212,11 +215,10 @@ def of_siglip(name: str) -> str:
 
 
 def gemma3(shown: Array, seed: int) -> Golden:
-    from transformers import Gemma3Config, Gemma3Model
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     side, patch = 32, 4
-    config = Gemma3Config(
+    config = hf.Gemma3Config(
         vision_config=VISION | {"image_size": side, "patch_size": patch, "model_type": "siglip_vision_model",
             "vision_use_head": False},
         text_config=TEXT | {"model_type": "gemma3_text"}, mm_tokens_per_image=4, image_token_id=290,
@@ -230,7 +232,7 @@ def gemma3(shown: Array, seed: int) -> Golden:
 
     prompt = f"\n\n<start_of_image>{IMAGE * 4}<end_of_image>\n\n"
     inputs = {"pixel_values": found.pixel_values}
-    model, pixels = fill(Gemma3Model(config), seed), levels(found.pixel_values)
+    model, pixels = fill(hf.Gemma3Model(config), seed), levels(found.pixel_values)
     return Golden(model, "gemma3", described(side, patch), tensors, inputs, pixels, prompt, processor)
 
 
@@ -255,7 +257,7 @@ def qwen_tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def qwen(
-    model: PreTrainedModel, kind: str, fields: dict[str, Any], tensors: Tensors, processor: Any, found: Any,
+    model: hf.PreTrainedModel, kind: str, fields: dict[str, Any], tensors: Tensors, processor: Any, found: Any,
     pixels: Any, patch: int, *scale: float,
 ) -> Golden:  # fmt: skip
     """found: by the processor. pixels: its values, of patches in blocks of 2 × 2; scale: their mean and deviation."""
@@ -268,11 +270,12 @@ def qwen(
 
 
 def qwen3vl(shown: Array, seed: int) -> Golden:
-    from transformers import Qwen3VLConfig, Qwen3VLModel
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     patch, deep = 8, [0]
-    config = qwen_config(Qwen3VLConfig, 2, patch_size=patch, num_position_embeddings=9, deepstack_visual_indexes=deep)
+    config = qwen_config(
+        hf.Qwen3VLConfig, 2, patch_size=patch, num_position_embeddings=9, deepstack_visual_indexes=deep
+    )
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": 256, "longest_edge": 1 << 20}, patch_size=patch, image_mean=HALF, image_std=HALF
     )
@@ -292,16 +295,15 @@ def qwen3vl(shown: Array, seed: int) -> Golden:
         else:
             yield from qwen_tensors(name, values)
 
-    model = fill(Qwen3VLModel(config), seed)
+    model = fill(hf.Qwen3VLModel(config), seed)
     return qwen(model, "qwen3vl_merger", fields, tensors, processor, found, found.pixel_values, patch)
 
 
 def gemma4(shown: Array, seed: int) -> Golden:
-    from transformers import Gemma4Config, Gemma4Model
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     patch = 2
-    config = Gemma4Config(
+    config = hf.Gemma4Config(
         vision_config=VISION | {
             "num_key_value_heads": 2, "head_dim": 12, "patch_size": patch, "position_embedding_size": 210,
             "use_clipped_linears": True, "standardize": True,
@@ -311,7 +313,7 @@ def gemma4(shown: Array, seed: int) -> Golden:
     )  # fmt: skip
     processor = Gemma4ImageProcessorPil(patch_size=patch, max_soft_tokens=70)
     found = processor(shown, return_tensors="pt")
-    model, random = fill(Gemma4Model(config), seed), np.random.default_rng(seed)
+    model, random = fill(hf.Gemma4Model(config), seed), np.random.default_rng(seed)
     for name, values in model.named_buffers():
         if "std_" in name:
             values.copy_(torch.from_numpy(0.5 + random.random(values.shape)))
@@ -346,11 +348,10 @@ def gemma4(shown: Array, seed: int) -> Golden:
 
 
 def lfm2(shown: Array, seed: int) -> Golden:
-    from transformers import Lfm2VlConfig, Lfm2VlModel
     from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
     patch, factor = 16, 2
-    config = Lfm2VlConfig(
+    config = hf.Lfm2VlConfig(
         vision_config=VISION | {"patch_size": patch, "num_patches": 16, "model_type": "siglip2_vision_model",
                                 "vision_use_head": False},
         text_config=TEXT | {"model_type": "lfm2", "layer_types": ["full_attention"]}, image_token_id=290,
@@ -371,15 +372,14 @@ def lfm2(shown: Array, seed: int) -> Golden:
     inputs = {key: found[key] for key in ("pixel_values", "spatial_shapes", "pixel_attention_mask")}
     pixels = levels(values.reshape(3, rows * patch, columns * patch))
     prompt = f"<|image_start|>{IMAGE * (rows * columns // factor**2)}<|image_end|>"
-    return Golden(fill(Lfm2VlModel(config), seed), "lfm2", fields, tensors, inputs, pixels, prompt, processor)
+    return Golden(fill(hf.Lfm2VlModel(config), seed), "lfm2", fields, tensors, inputs, pixels, prompt, processor)
 
 
 def qwen25vl(shown: Array, seed: int) -> Golden:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     patch, least, most = 14, 140 * 112, 1 << 20
-    config = qwen_config(Qwen2_5_VLConfig, 2, patch_size=patch, fullatt_block_indexes=[1], window_size=112)
+    config = qwen_config(hf.Qwen2_5_VLConfig, 2, patch_size=patch, fullatt_block_indexes=[1], window_size=112)
     mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": least, "longest_edge": most}, image_mean=mean, image_std=std
@@ -400,7 +400,7 @@ def qwen25vl(shown: Array, seed: int) -> Golden:
     scale, shift = (torch.tensor(each).reshape(3, 1, 1, 1) for each in (std, mean))
     plain = found.pixel_values.reshape(-1, 3, 2, patch**2).transpose(1, 2).flatten(2).reshape(-1, 2, 3, patch**2)
     plain = (plain * scale.reshape(3, 1) + shift.reshape(3, 1)).transpose(1, 2).reshape(found.pixel_values.shape)
-    model = fill(Qwen2_5_VLModel(config), seed)
+    model = fill(hf.Qwen2_5_VLModel(config), seed)
     return qwen(model, "qwen2.5vl_merger", fields, tensors, processor, found, plain, patch, 0.0, 1.0)
 
 

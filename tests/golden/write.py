@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +17,7 @@ import sentencepiece
 import torch
 from gguf import TokenType
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 Vocabulary = Callable[[gguf.GGUFWriter], None]
@@ -172,8 +174,7 @@ def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, ND
 
 
 def head_size(config: PreTrainedConfig) -> int:
-    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return size
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def interleave(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -191,6 +192,15 @@ def bytes_vocabulary() -> list[str]:
     others = [byte for byte in range(256) if byte not in printable]  # moved to U+0100 and up
     alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
     return CONTROL + alphabet + [merge.replace(" ", "") for merge in MERGES]
+
+
+def byte_pairs(tokens: list[str], **options: Any) -> Tokenizer:
+    """Merges bytes, as SmolLM2 does: digits stay apart. options: of `models.BPE`."""
+    vocab, merges = {text: number for number, text in enumerate(tokens)}, [tuple(each.split()) for each in MERGES]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    return tokenizer
 
 
 def bytes_of(
