@@ -1,4 +1,4 @@
-"""The golden models, engines on them, and children whose memory is measured."""
+"""The golden models, engines on them, a meter, and children whose memory is measured."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.tvm.gpu.hosts import Adapter, all_adapters, host_named
+from edge.devices.power.base import Reading
 from edge.model.adapters.lora import Lora
 from edge.model.model import Model, open_model
 from edge.storage import cache
@@ -83,12 +84,7 @@ def load_engine(
     """An engine without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or `onnx@qnn`, a provider.
     Skips the test where it is not installed."""
     name, _, place = backend.partition("@")
-    if name == "cpu":
-        require_native()
-    elif name == "llamacpp" and not is_installed():
-        pytest.skip("needs llama-cpp-python")
-    elif name == "onnx":
-        pytest.importorskip("onnxruntime")
+    require(name)
     if place == "qnn":
         find_adapters()
     with on_gpu(place) if name == "gpu" and place else nullcontext():
@@ -104,8 +100,17 @@ def load_engine(
         return engine
 
 
+def require(backend: str) -> None:
+    """Skips the test where an engine is not installed, or does not run."""
+    if backend == "cpu":
+        require_native()
+    elif backend == "llamacpp" and not is_installed():
+        pytest.skip("needs llama-cpp-python")
+    elif backend == "onnx":
+        pytest.importorskip("onnxruntime")
+
+
 def require_native() -> None:
-    """Skips the test where the native engine is not installed, or does not run."""
     pytest.importorskip("tvm_ffi")
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("the native engine runs on x86-64")
@@ -122,6 +127,15 @@ def on_gpu(place: str) -> Iterator[None]:
         pytest.skip(f"no adapter {place}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_GPU", place)
+        yield
+
+
+@contextmanager
+def engine_here(backend: str) -> Iterator[None]:
+    """Engines of this backend can be loaded meanwhile, those of the gpu backend on SOME_GPU. Skips the test where it is
+    not installed."""
+    require(backend)
+    with on_gpu(SOME_GPU) if backend == "gpu" else nullcontext():
         yield
 
 
@@ -146,13 +160,30 @@ def bring_back(kv: KVCache, state: KVState) -> None:
 
 def mean_kl(exact: FloatArray, found: FloatArray) -> float:
     """KL divergence of the predictions that logits [tokens, vocab] give, mean over tokens, in nats."""
-    p, q = (_log_softmax(each.astype(np.float64)) for each in (exact, found))
+    p, q = map(log_softmax, (exact, found))
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
-def _log_softmax(logits: AnyArray) -> AnyArray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+def log_softmax(logits: AnyArray) -> AnyArray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+@dataclass
+class FakeMeter:
+    """An energy meter: joules of each pass, of each byte that is read, and of each reading."""
+
+    per_pass: float = 0.0
+    per_byte: float = 0.0
+    per_reading: float = 0.0
+    joules: float = 0.0
+
+    def add_bytes(self, count: float) -> None:
+        self.joules += self.per_pass + self.per_byte * count
+
+    def read(self) -> Reading:
+        self.joules += self.per_reading
+        return Reading(self.joules, None, "test", "counter", "process", int(self.joules))
 
 
 def copy_kernels(folder: Path) -> None:

@@ -193,8 +193,7 @@ ONE_LAYER, ONE_LAYER_EACH_ROW = parametrized("llama-one-layer"), parametrized("l
 
 @pytest.fixture(params=settings_of(), ids=str)
 def setting(request: pytest.FixtureRequest) -> Setting:
-    chosen: Setting = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
+from conftest import GOLDEN, FakeMeter, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinking_models import SPECIALS, write_chain
@@ -22,7 +22,6 @@ from thinking_models import SPECIALS, write_chain
 from edge.backends import find_backend
 from edge.backends.base import Engine
 from edge.backends.checks import check_tokens
-from edge.devices.power.base import Reading
 from edge.errors import NOT_FINITE, EngineError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
@@ -87,19 +86,6 @@ class PickingBackend:
         return Picking(self._module.load(*arguments), self._most)
 
 
-class Weighing:
-    """A meter that takes a joule for a megabyte that is read."""
-
-    def __init__(self) -> None:
-        self.joules = 0.0
-
-    def add_bytes(self, count: float) -> None:
-        self.joules += count / 1e6
-
-    def read(self) -> Reading:
-        return Reading(self.joules, None, "test", "counter", "process", 1)
-
-
 Pair = tuple[Session, Session]
 
 
@@ -110,7 +96,8 @@ def both(model: Model, most: int = 256, **options: Any) -> Iterator[Pair]:
     cached = options.pop("cached", False)
 
     def own() -> dict[str, Any]:
-        return {**options, "meter": Weighing(), **({"prompt_cache": PromptCache(memory="8MiB")} if cached else {})}
+        cache = {"prompt_cache": PromptCache(memory="8MiB")} if cached else {}
+        return {**options, **cache, "meter": FakeMeter(per_byte=1e-6)}
 
     def find(*arguments: Any) -> Any:
         return PickingBackend(find_backend(*arguments), most)
@@ -124,7 +111,6 @@ def both(model: Model, most: int = 256, **options: Any) -> Iterator[Pair]:
 def state(session: Session) -> tuple[object, ...]:
     """The parts of a session that two equal generations leave equal."""
     kv, report, sequence = session.engine.kv, session.report, session._sequence
-    assert report is not None
     saved = kv.save() if kv.positions.ndim == 1 else None
     return (
         report.text,
@@ -141,9 +127,7 @@ def state(session: Session) -> tuple[object, ...]:
 
 
 def engine_of(pair: Pair) -> Picking:
-    engine = pair[1].engine
-    assert isinstance(engine, Picking)
-    return engine
+    return pair[1].engine
 
 
 def golden(name: str) -> Model:
@@ -241,7 +225,6 @@ def test_answers_have_their_least_tokens(tmp_path: Path, least: int, temperature
         for session in pair:
             session.generate("hi", sampling=sampling, max_tokens=60)
         report = pair[0].report
-        assert report is not None
         assert report.tokens.generated >= max(18, least)
         assert state(pair[0]) == state(pair[1])
 
@@ -273,11 +256,9 @@ def test_tokens_ahead_stay_within_the_energy_budget() -> None:
         for session in pair:
             session.generate(PROMPT, max_tokens=200, ignore_eos=True)
         report = pair[0].report
-        assert report is not None
         joules = report.energy.joules / 2
         for session in pair:
             session.generate(PROMPT, max_tokens=200, ignore_eos=True, energy_limit=joules)
-            assert session.report is not None
             assert session.report.stop_reason == "energy"
             assert session.report.energy.joules <= joules
         assert state(pair[0]) == state(pair[1])
@@ -300,6 +281,5 @@ def test_damaged_weights_are_noticed_behind_the_tokens_before() -> None:
             native.forward = damaged
             with pytest.raises(EngineError, match="NaN"):
                 session.generate(PROMPT, max_tokens=60, ignore_eos=True)
-            assert session.report is not None
             assert session.report.tokens.generated == 30
         assert state(pair[0]) == state(pair[1])

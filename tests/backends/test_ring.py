@@ -148,7 +148,6 @@ def test_prompt_cache_resumes_where_a_tail_is(
         prompt = np.concatenate([system, some_tokens(100, seed)])
         answers = [each.generate(prompt, max_tokens=40, ignore_eos=True) for each in (cached, plain)]
         assert answers[0] == answers[1]
-        assert cached.report is not None
         reused.append(cached.report.tokens.reused)
     assert reused == [0, 192, 0, 128, 192]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, load_engine, open_golden, run_child, some_tokens
+from conftest import GOLDEN, exhaustive, load_engine, open_golden, require, run_child, some_tokens
 from small_models import Small, write_small
 
 from edge.backends.base import Engine
@@ -93,8 +93,7 @@ def _session(model: Model, backend: str, policy: str) -> Session:
 
 @pytest.mark.parametrize(("backend", "policy"), BY_POLICY)
 def test_rows_of_each_head_are_unchanged_by_shrinking(backend: str, policy: str) -> None:
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
+    require(backend)
     error = ROUNDED if backend == "llamacpp" else EXACT
     model, tokens = open_golden("llama-gqa-tied").model, some_tokens(256)
     with _session(model, backend, policy) as one, _session(model, backend, policy) as other:
@@ -142,8 +141,7 @@ print(json.dumps({"fell": full - memory_use().rss, "promised": nbytes - engine.k
     ("backend", "kv_dtype"), [("cpu", "int8"), ("llamacpp", "f16"), *map(exhaustive, ("cpu", "onnx"), ("f16", "f32"))]
 )
 def test_memory_really_goes_back(backend: str, kv_dtype: str, tmp_path: Path) -> None:
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
+    require(backend)
     small = Small(layers=2, hidden=64, heads=4, kv_heads=4, head=64, context=4096)
     child = run_child(_GIVE_BACK, write_small(tmp_path / "small.gguf", small), backend, kv_dtype)
     assert child.status == 0, child.errors

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from edge.types import FloatArray
 
 FOLDERS = Path(__file__).parents[1] / "golden" / "folders"
 MODES = ("lasttoken", "mean_tokens")
@@ -35,6 +39,13 @@ def write_embedder(folder: Path, mode: str = "lasttoken") -> Path:
     said["post_processor"]["special_tokens"][END] = {"id": END, "ids": [0], "tokens": [END]}
     (folder / "tokenizer.json").write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
     return folder
+
+
+def vectors_of_llama_cpp(path: Path, *texts: str) -> list[FloatArray]:
+    """Scaled to length 1."""
+    llama = pytest.importorskip("llama_cpp")
+    with closing(llama.Llama(str(path), embedding=True, n_ctx=96, n_batch=96, n_ubatch=96, verbose=False)) as model:
+        return [np.array(model.embed(text, normalize=True)) for text in texts]
 
 
 def main() -> None:

@@ -45,7 +45,6 @@ class App:
     def __init__(self, model: Model, folder: Path) -> None:
         self.package, self.spec = Package(folder / "model.mlpackage"), model.spec
         said = self.said = json.loads((folder / "coreml.json").read_text())
-        assert self.spec.network
         self.network = self.spec.network
         self.embeddings = np.memmap(folder / "embeddings.bin", np.uint8, "r").reshape(said["vocabulary"], -1)
         self.learned = None
@@ -78,7 +77,6 @@ class App:
             seen &= distance < (window or np.inf)
             inputs[f"mask_{window}" if window else "mask"] = np.where(seen, 0, self.said["masked"])[None, None]
         if self.said["temperature"]:
-            assert self.network.temperature
             inputs["temperatures"] = temperatures(self.network.temperature, np.maximum(positions, 0))[None, :, None]
         for layer in range(self.said["layers"]):
             inputs[f"past_key_{layer}"], inputs[f"past_value_{layer}"] = self.keys[layer], self.values[layer]

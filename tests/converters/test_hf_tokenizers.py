@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, examples
 from hf_folders import FOLDERS, complaint, copy_folder, edit_json
+from test_pre_tokenizers import BYTES, spelled
 from test_tokenizer import CASES, TEXTS, LlamaCpp
-from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Oracle
 
 from edge.converters.huggingface.config import Config
@@ -24,43 +24,19 @@ from edge.converters.onnx.tokenizer_file import tokenizer_json
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
-from edge.model.model import Model, open_model
+from edge.model.model import open_model
 from edge.model.tokens.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 KINDS = ("gemma2", "gpt2", "llama", "mistral", "qwen2")
-WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-
-
-def split(regex: str, behavior: str = "Isolated", *, invert: bool = False) -> dict[str, Any]:
-    first = {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
-    return {"type": "Sequence", "pretokenizers": [first, BYTES | {"use_regex": False}]}
-
-
-# As the files of these families have them: the pre-tokenizer, ignore_merges, and its name in GGUF.
-FAMILIES: dict[str, tuple[Any, bool, str]] = {
-    "gpt2": (BYTES, False, "gpt-2"),
-    "smollm": ({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}, False,
-               "smollm"),
-    "llama 3": (split(CONTRACTIONS + WORDS % "{1,3}"), True, "llama-bpe"),
-    "llama 3 merging": (split(CONTRACTIONS + WORDS % "{1,3}"), False, "smaug-bpe"),
-    "qwen2": (split(CONTRACTIONS + WORDS % ""), False, "qwen2"),
-    "stablelm 2": (split(CONTRACTIONS + WORDS % "", "Removed", invert=True), False, "qwen2"),
-    "gpt2 by its regex": (split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), False,
-                          "gpt-2"),
-}  # fmt: skip
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    tokens: list[int] = tokenizer.encode(text, special=True).tolist()
-    return tokens
+    return tokenizer.encode(text, special=True).tolist()
 
 
 def expected(oracle: Oracle, text: str) -> list[int]:
-    tokens: list[int] = oracle.encode(text, add_special_tokens=False).ids
-    return tokens
+    return oracle.encode(text, add_special_tokens=False).ids
 
 
 def fields_of(folder: Path, size: int, **config: Any) -> dict[str, Field]:
@@ -88,24 +64,6 @@ def check_ids(path: Path, oracle: Oracle, texts: list[str], *, llama_cpp: bool =
     theirs.close()
 
 
-@pytest.fixture(scope="module")
-def smollm2_json(smollm2: Model) -> dict[str, Any]:
-    """The vocabulary and merges of SmolLM2, for tokenizers of every kind."""
-    file, tokenizer = smollm2.file, smollm2.tokenizer
-    vocab = {tokenizer.text(index): index for index in range(tokenizer.size)}
-    merges = [line.split(" ") for line in file.strings("tokenizer.ggml.merges")]
-    oracle = Oracle(models.BPE(vocab=vocab, merges=[(left, right) for left, right in merges]))
-    oracle.add_special_tokens([AddedToken(text, normalized=False) for text in tokenizer.special_tokens()])
-    oracle.decoder = decoders.ByteLevel()
-    said: dict[str, Any] = json.loads(oracle.to_str())
-    return said
-
-
-def write_json(folder: Path, said: dict[str, Any]) -> Oracle:
-    (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
-    return Oracle.from_file(str(folder / "tokenizer.json"))
-
-
 # The ids
 
 
@@ -113,22 +71,6 @@ def write_json(folder: Path, said: dict[str, Any]) -> Oracle:
 def test_ids_of_golden_folders_are_the_librarys(name: str, tmp_path: Path) -> None:
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
     check_ids(tmp_path / "model.gguf", Oracle.from_file(str(FOLDERS / name / "tokenizer.json")), TEXTS)
-
-
-@pytest.mark.parametrize("family", [
-    pytest.param(each, marks=[pytest.mark.exhaustive] * (each in ("smollm", "llama 3 merging", "gpt2 by its regex")))
-    for each in FAMILIES
-])  # fmt: skip
-def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path: Path) -> None:
-    pre, ignore_merges, name = FAMILIES[family]
-    said = {**smollm2_json, "pre_tokenizer": pre, "model": {**smollm2_json["model"], "ignore_merges": ignore_merges}}
-    oracle = write_json(tmp_path, said)
-    size = len(said["model"]["vocab"])
-    assert fields_of(tmp_path, size)["tokenizer.ggml.pre"] == name
-    # SmolLM2 has no tokens for some bytes, which each program leaves out in its own way.
-    known = [text for text in TEXTS if oracle.decode(expected(oracle, text), skip_special_tokens=False) == text]
-    assert len(known) > len(TEXTS) - 8
-    check_ids(vocabulary_file(tmp_path, size), oracle, known)
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
@@ -392,7 +334,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], object], type[EdgeError], st
     ("qwen2", model(end_of_word_suffix="</w>"), UnsupportedError, "end_of_word_suffix"),
     ("qwen2", model(ignore_merges=True), UnsupportedError, "ignore_merges True"),
     ("qwen2", pre_tokenizer({"type": "Whitespace"}), UnsupportedError, "none that GGUF has a name for.*Whitespace"),
-    ("qwen2", pre_tokenizer(split(r"\p{L}+")), UnsupportedError, "none that GGUF"),
+    ("qwen2", pre_tokenizer(spelled(r"\p{L}+")), UnsupportedError, "none that GGUF"),
     ("qwen2", lambda said: said.update(pre_tokenizer=BYTES | {"add_prefix_space": True}), UnsupportedError, "space"),
     ("qwen2", normalizer({"type": "NFKC"}), UnsupportedError, "normalizer is not supported.*NFKC"),
     ("qwen2", model(merges=["a"]), ModelFormatError, "'a' is not a pair"),

@@ -36,8 +36,7 @@ def write(model: Model, folder: Path, **options: Any) -> Path:
 
 def config_of(folder: Path) -> dict[str, Any]:
     said: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    text: dict[str, Any] = said.get("text_config", said)
-    return text
+    return said.get("text_config", said)
 
 
 # There and back

@@ -10,7 +10,7 @@ import pytest
 from conftest import load_engine, some_tokens
 
 from edge.backends.llamacpp.engine import LlamaCppEngine
-from edge.backends.reference import ReferenceEngine, attention
+from edge.backends.reference import attention
 from edge.backends.reference.functions import softmax
 from edge.kv import KVView, make_policy
 from edge.model.model import Model
@@ -32,7 +32,6 @@ class HeadOracle:
 
     def __init__(self, model: Model, capacity: int, chunk: int, *, together: bool = False) -> None:
         engine = load_engine(model, "reference", "f32", capacity=capacity, chunk=chunk, logits_rows=chunk)
-        assert isinstance(engine, ReferenceEngine)
         self.engine, self.spec = engine, engine.spec
         self._windows = engine.network.windows
         sources = (core and core.rows_of for core in engine.network.attention)
@@ -145,16 +144,16 @@ class HeadOracle:
         return out.mean(axis=(0, 1), keepdims=True) if self.together else out
 
 
-def some_rows(lengths: AnyArray, seed: int, *, newest: bool = False) -> list[IntArray]:
+def some_rows(lengths: AnyArray, seed: int, *, newest: bool = False, alike: bool = False) -> list[IntArray]:
     """For every head, rows of its own choice and number. newest: also the newest, behind which llama.cpp cannot leave a
-    gap."""
-    random = np.random.default_rng(seed)
-    chosen = [
-        random.choice(length, random.integers(length // 3, length), replace=False)
-        for length in lengths.reshape(-1).tolist()
-    ]
+    gap. alike: equally many of every head."""
+    random, lengths = np.random.default_rng(seed), lengths.reshape(-1)
+    counts = random.integers(lengths // 3, lengths)
+    if alike:
+        counts[:] = counts[0]
+    chosen = [random.choice(length, count, replace=False) for length, count in zip(lengths, counts, strict=True)]
     if newest:
-        chosen = [np.union1d(rows, length - 1) for rows, length in zip(chosen, lengths.reshape(-1), strict=True)]
+        chosen = [np.union1d(rows, length - 1) for rows, length in zip(chosen, lengths, strict=True)]
     return [np.sort(rows).astype(np.int32) for rows in chosen]
 
 
@@ -177,8 +176,9 @@ def assert_same_rows(engine: Any, oracle: HeadOracle) -> None:
         np.testing.assert_allclose(engine.kv.attention, oracle.rows_of(oracle.attention), rtol=1e-4, atol=1e-4)
 
 
-def follow_evictions(engine: Any, oracle: HeadOracle) -> None:
-    """Logits, rows and attention are the oracle's through evictions and rotations, in chunks and steps."""
+def follow_evictions(engine: Any, oracle: HeadOracle, *, alike: bool = False) -> None:
+    """Logits, rows and attention are the oracle's through evictions and rotations, in chunks and steps. alike: heads
+    keep equally many rows."""
     tokens, at = some_tokens(85), 0
     for step, count in enumerate((40, 9, 1, 17, 1, 17)):
         part, at = tokens[at : at + count], at + count
@@ -186,8 +186,8 @@ def follow_evictions(engine: Any, oracle: HeadOracle) -> None:
         ours, theirs = engine.forward_all(part), oracle.forward_all(part, observed=3)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
         assert_same_rows(engine, oracle)
-        rows = some_rows(engine.kv.head_lengths, 1 + step)
-        if step == 4:
+        rows = some_rows(engine.kv.head_lengths, 1 + step, alike=alike)
+        if step == 4 and not alike:
             rows[-1] = rows[-1][:0]  # a head may lose all
         engine.kv.keep_heads(rows)
         oracle.keep_heads(rows)

@@ -117,6 +117,5 @@ def test_other_architectures_can_be_looked_at(tmp_path: Path) -> None:
 
 def test_encoder_of_pictures() -> None:
     found = inspect_model(GOLDEN / "towers" / "smolvlm.gguf")
-    assert found.eyes
     assert (found.eyes.models, found.eyes.rows, found.eyes.example) == (("llama",), (4, 20), (20, 80))
     assert ["a picture", "4 to 20 tokens (by default at most 20), from patches of 8 × 8 pixels"] in _about(found)

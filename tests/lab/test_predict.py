@@ -97,11 +97,7 @@ def test_joules_are_counted_as_estimate_counts_them() -> None:
 @given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
 def test_predicted_tokens_spend_the_budget(energy: float, prompt: int, time: float) -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(prompt, (0, 4096), energy=energy, time=time))
-    assert found.prompt_joules
-    assert found.ttft_s
     first, last = found.decode
-    assert first.joules
-    assert last.joules
 
     def between(one: float, other: float, context: float) -> float:
         return one + (other - one) * min(context, 4096) / 4096
@@ -110,7 +106,6 @@ def test_predicted_tokens_spend_the_budget(energy: float, prompt: int, time: flo
         (found.energy_tokens, energy - found.prompt_joules.value, (first.joules.value, last.joules.value)),
         (found.time_tokens, time - found.ttft_s.value, (1 / first.tok_s.value, 1 / last.tok_s.value)),
     ):
-        assert bought
         costs = [between(*ends, prompt + each) for each in range(int(bought.value))]
         assert sum(costs) <= max(0.0, budget) * 1.001
         assert sum(costs) + 3 * between(*ends, prompt + bought.value) > budget * 0.999

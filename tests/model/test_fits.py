@@ -20,7 +20,7 @@ from edge.converters.gguf.ggml import quantize_with_llamacpp
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_outline
-from edge.lab.prediction.fits import READABLE, Fit, fits
+from edge.lab.prediction.fits import READABLE, fits
 from edge.model.layout import list_tensors
 from edge.model.mixtures import plan_types
 from edge.model.names.catalog import find_model
@@ -125,56 +125,45 @@ print(json.dumps(base64.b64encode(pickle.dumps(fits(device="raspberry-pi-5", **j
 """
 
 
-def fits_on_a_pi(**options: Any) -> list[Fit]:
+def fits_on_a_pi(**options: Any) -> list[Any]:
     """In a process of its own: a plan counts what its process holds, and here other tests have grown it."""
     done = run_child(FITS, json.dumps(options))
     assert done.status == 0, done.errors
-    found: list[Fit] = pickle.loads(base64.b64decode(done.output))
-    return found
+    return pickle.loads(base64.b64decode(done.output))
 
 
 @pytest.fixture(scope="module")
-def on_a_pi() -> list[Fit]:
+def on_a_pi() -> list[Any]:
     return fits_on_a_pi(memory="2GiB", backend="cpu", names=NAMES)
 
 
-def test_models_that_fit_come_best_first(on_a_pi: list[Fit]) -> None:
+def test_models_that_fit_come_best_first(on_a_pi: list[Any]) -> None:
     fitting = [each for each in on_a_pi if each.best]
     assert on_a_pi[: len(fitting)] == fitting
     assert {each.name for each in on_a_pi} == set(NAMES)
-    whole = [each for each in fitting if each.best and not each.best.streamed]
+    whole = [each for each in fitting if not each.best.streamed]
     assert fitting[: len(whole)] == whole
-    speeds = [each.best.tok_s.value for each in whole if each.best and each.best.tok_s]
-    assert len(speeds) == len(whole) > 5
+    speeds = [each.best.tok_s.value for each in whole]
+    assert len(whole) > 5
     readable = [each.parameters for each, speed in zip(whole, speeds, strict=True) if speed >= READABLE]
     assert readable == sorted(readable, reverse=True)
     for each in whole:
-        assert each.best
-        assert each.best.memory is not None
         assert each.best.weights - each.best.on_disk < each.best.memory <= 2 << 30
-        assert each.best.joules
         assert "estimated" in each.best.joules.source
 
 
-def test_models_have_best_fitting_type_and_reason(on_a_pi: list[Fit]) -> None:
+def test_models_have_best_fitting_type_and_reason(on_a_pi: list[Any]) -> None:
     found = {each.name: each for each in on_a_pi}
-    assert found["smollm2:135m"].best
-    assert found["smollm2:135m"].best.type == "Q8_0"
-    assert found["smollm2:135m"].reason is None
-    larger = found["smollm2:1.7b"]
-    assert larger.best
-    assert larger.best.type == "Q4_K_M"
-    assert [each.type for each in larger.tried] == ["Q8_0", "Q6_K", "Q4_K_M"]
-    assert larger.reason
+    small, larger, streamed = (found[name] for name in ("smollm2:135m", "smollm2:1.7b", "qwen3:8b"))
+    assert (small.best.type, small.reason) == ("Q8_0", None)
+    assert (larger.best.type, [each.type for each in larger.tried]) == ("Q4_K_M", ["Q8_0", "Q6_K", "Q4_K_M"])
     assert larger.reason.startswith("Q6_K would read")
-    assert found["qwen3:8b"].best
-    assert found["qwen3:8b"].best.streamed > 2 << 30
+    assert streamed.best.streamed > 2 << 30
+    assert "not all weights fit" in streamed.reason
     for name in ("gemma4:e2b", "gemma4:e4b"):  # of whose file half is a table, which no token reads whole
         best = found[name].best
-        assert best
         assert best.weights > best.on_disk > best.weights / 3
         assert best.streamed < best.weights / 3
-    assert "not all weights fit" in (found["qwen3:8b"].reason or "")
 
 
 def test_mixtures_hold_all_experts_and_read_active_ones() -> None:
@@ -183,10 +172,8 @@ def test_mixtures_hold_all_experts_and_read_active_ones() -> None:
     found = {each.name: each for each in fits(device="steam-deck", backend="llamacpp", names=names)}
     experts, dense = (found[name].tried[0] for name in names)
     assert (experts.type, dense.type) == ("Q8_0", "Q8_0")
-    assert experts.tok_s
-    assert dense.tok_s
     assert experts.weights == pytest.approx(dense.weights, rel=0.05)
-    assert (experts.memory or 0) > experts.weights
+    assert experts.memory > experts.weights
     assert 3 < experts.tok_s.value / dense.tok_s.value < 8.2 / 1.3  # 1.5B parameters of 8.3B are active
 
 

@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
-from conftest import Engines, load_engine
+from conftest import Engines, load_engine, require
 
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
@@ -36,8 +36,7 @@ def test_logits_behind_windows_match_llama_cpp(gemma: Model, engines: Engines) -
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx"])
 def test_windows_take_third_of_rows(backend: str, gemma: Model) -> None:
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
+    require(backend)
     module, kinds = find_backend(backend, gemma.file, gemma.spec), (3, 15)
     config = EngineConfig(8192, 512, "f16", threads=1)
     counted, row = module.footprint(gemma.spec, config), 2 * 256 * 2

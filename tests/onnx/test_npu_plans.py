@@ -118,7 +118,6 @@ def test_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
         assert point.context == rows
         seconds = (found.plan.bytes.weights + (rows + 1) * row_bytes) / rate + EFFICIENCY.step_s
         assert 1 / point.tok_s.value == pytest.approx(seconds, rel=0.01)
-        assert point.joules is not None
         assert point.joules.value == pytest.approx(4.3 / point.tok_s.value)
         assert "estimated" in point.tok_s.source
 
@@ -129,7 +128,6 @@ def test_prompt_takes_whole_chunks(tmp_path: Path) -> None:
     times = []
     for prompt in (1, CHUNK, CHUNK + 1, 10 * CHUNK):
         found = look_ahead(file, spec, S24, chosen, prompt=prompt, outline=True).prediction.ttft_s
-        assert found is not None
         times.append(found.value)
     assert times == pytest.approx([times[0] * n for n in (1, 1, 2, 10)])
 
@@ -191,8 +189,7 @@ def test_command_shows_the_npu_and_that_it_estimates() -> None:
 
 def test_models_are_judged_for_an_npu() -> None:
     large, other = fits(device="galaxy-s25", provider="qnn", names=["llama3.2:1b", "lfm2.5:350m"])
-    assert (large.name, large.best and large.best.type) == ("llama3.2:1b", "Q8_0")
-    assert large.best is not None
+    assert (large.name, large.best.type) == ("llama3.2:1b", "Q8_0")
     assert large.best.tok_s is not None
     assert other.best is None
-    assert "does not run short convolutions" in (other.reason or "")
+    assert "does not run short convolutions" in other.reason

@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, FakeMeter, open_golden
 from lora_files import write_adapter
 
 from edge.backends.base import BatchedEngine
-from edge.devices.power.base import Reading
 from edge.errors import BudgetError, BusyError, InputError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
@@ -244,23 +243,10 @@ def test_prompt_cache_serves_all_sequences(model: Model, tmp_path: Path) -> None
     assert {each.report.text for each in answers} == {expected}
 
 
-class Counting:
-    """An energy meter that counts a joule for each reading."""
-
-    joules = 0.0
-
-    def add_bytes(self, count: float) -> None:
-        pass
-
-    def read(self) -> Reading:
-        self.joules += 1.0
-        return Reading(self.joules, None, "test", "counter", "device", 1)
-
-
 @pytest.mark.parametrize(("kind", "limit"), [("time", 0.3), ("energy", 4.0)])
 def test_limit_ends_one_generation_and_not_others(model: Model, kind: str, limit: float) -> None:
     options: dict[str, Any] = {"sequences": SEQUENCES, "max_kv_size": ROWS, "threads": 2}
-    with load(model, meter=Counting(), **options) as session, session.batch() as batch:
+    with load(model, meter=FakeMeter(per_reading=1.0), **options) as session, session.batch() as batch:
         few, other = Answer(batch).start(tokens(8), None, **{kind: limit}), Answer(batch).start(tokens(8, 1), 60)
         none = Answer(batch).start(tokens(8, 2), 30, time=0.0)
         run(batch)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
+from conftest import GOLDEN, examples, require
+from embedders import vectors_of_llama_cpp
 from serving import served
-from test_architectures import require_native
 from test_cli import edge_here as edge
 from tokenizers import Tokenizer
 
@@ -55,8 +55,7 @@ def opened(name: str) -> tuple[Model, dict[str, AnyArray]]:
 
 
 def load_exact(name: str, backend: str, **options: Any) -> Any:
-    if backend == "cpu":
-        require_native()
+    require(backend)
     return load(opened(name)[0], backend=backend, kv_dtype="f32", **options)
 
 
@@ -113,14 +112,8 @@ def test_damaged_unigrams_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_llama_cpp_reads_written_embedders(name: str) -> None:
-    llama = pytest.importorskip("llama_cpp")
     model, golden = opened(name)
-    theirs = llama.Llama(str(model.path), embedding=True, n_ctx=96, n_batch=96, n_ubatch=96, verbose=False)
-    try:
-        vectors = [np.array(theirs.embed(text, normalize=True)) for text in TEXTS[:2]]
-    finally:
-        theirs.close()
-    for found, expected in zip(vectors, golden["vectors"], strict=False):
+    for found, expected in zip(vectors_of_llama_cpp(model.path, *TEXTS[:2]), golden["vectors"], strict=False):
         assert found @ expected / np.linalg.norm(expected) > 0.9999
 
 

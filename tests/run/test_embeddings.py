@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CAPACITY, GOLDEN, exhaustive, load_engine, open_golden
-from test_architectures import require_native
 from test_cli import edge_here as edge
 
 from edge.errors import InputError, UnsupportedError
@@ -103,8 +102,6 @@ def texts_of(arrays: dict[str, AnyArray]) -> list[IntArray]:
     exhaustive("cpu", "bert-cased"), exhaustive("cpu", "nomic-bert"),
 ])  # fmt: skip
 def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
-    if backend == "cpu":
-        require_native()
     model, golden = open_encoder(name)
     engine = load_engine(model, backend, "f32", capacity=CONTEXT, chunk=CONTEXT)
     try:

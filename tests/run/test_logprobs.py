@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CAPACITY, CHUNK, open_golden
+from conftest import CAPACITY, CHUNK, log_softmax, open_golden
 
 import edge
 from edge.errors import InputError
 from edge.run.report import TokenLogprob
 from edge.run.session import Session
 from edge.run.starting.loading import load
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import FloatArray, IntArray
 
 GOLDEN_MODEL = open_golden("llama-gqa-tied")
 
@@ -23,11 +23,6 @@ GOLDEN_MODEL = open_golden("llama-gqa-tied")
 def session() -> Iterator[Session]:
     with load(GOLDEN_MODEL.model, backend="reference", max_kv_size=128, logits_rows=8) as session:
         yield session
-
-
-def log_softmax(logits: FloatArray) -> AnyArray:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 @pytest.mark.parametrize("rows", [1, 8])

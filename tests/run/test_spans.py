@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_architectures import open_family, require_native
+from conftest import require
+from test_architectures import open_family
 
 from edge.errors import InputError
 from edge.model.parts.given import GivenRows
@@ -61,10 +62,7 @@ class Case:
 
 
 def opened(name: str, backend: str = "reference", **options: Any) -> Session:
-    if backend == "cpu":
-        require_native()
-    if backend == "llamacpp":
-        pytest.importorskip("llama_cpp")
+    require(backend)
     path = open_family(name).model.file.path
     return load(path, backend=backend, kv_dtype="f32", threads=1, **{"max_kv_size": 192, **options})
 

@@ -50,8 +50,7 @@ def client_of(*models: str, **more: Any) -> Any:
 
 
 def hub_of(client: TestClient) -> Hub:
-    hub: Hub = client.hub  # type: ignore[attr-defined]
-    return hub
+    return client.hub  # type: ignore[attr-defined]
 
 
 def chat(client: TestClient, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> dict[str, Any]:
@@ -59,8 +58,7 @@ def chat(client: TestClient, messages: list[dict[str, Any]] = HELLO, **fields: A
     body = {"messages": messages, "max_tokens": 8, "ignore_eos": True, **fields}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return response.json()
 
 
 def events_of(text: str) -> list[Any]:

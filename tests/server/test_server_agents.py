@@ -157,8 +157,7 @@ def asked_of(path: str, body: dict[str, Any]) -> Request:
     kind, translate = TRANSLATE[path]
     [asked] = translate(parse_body(kind, copy.deepcopy(body)), {}, "")
     assert isinstance(asked.prompt, Chat)
-    found: Request = asked
-    return found
+    return asked
 
 
 @lru_cache
@@ -168,7 +167,6 @@ def template_of(family: str) -> ChatTemplate:
 
 def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> str:
     prompt = asked_of(path, body).prompt
-    assert isinstance(prompt, Chat)
     return joined(template.conversation(prompt.messages, prompt.tools or None, continues=prompt.continues)[0])
 
 

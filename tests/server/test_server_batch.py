@@ -79,8 +79,7 @@ def test_keys_share_rows_only_if_asked(sequences: int, share: bool) -> None:
 
         def reused(key: str) -> int:
             found = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}).json()
-            count: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return count
+            return found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
         assert reused(keys[0]) == 0
         assert reused(keys[0]) > 10

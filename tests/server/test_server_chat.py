@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_golden
+from conftest import log_softmax, open_golden
 from serving import HELLO, MODEL, PLACE, PLAIN, chat, client_of, error_of, events_of, served
 from starlette.testclient import TestClient
 
@@ -21,8 +21,7 @@ client = client_of()
 
 
 def text_of(response: dict[str, Any], choice: int = 0) -> str:
-    text: str = response["choices"][choice]["message"]["content"]
-    return text
+    return response["choices"][choice]["message"]["content"]
 
 
 def test_chat_has_answer_of_session(client: TestClient) -> None:
@@ -101,7 +100,6 @@ def test_tokens_are_as_likely_as_session_says(client: TestClient) -> None:
     with load(open_golden(MODEL).model, **PLAIN) as session:
         session.generate("Hello", logprobs=2, **SHORT)
         expected = session.report.logprobs
-        assert expected is not None
     found = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     chances = [[each["logprob"], *(one["logprob"] for one in each["top_logprobs"])] for each in found]
     wanted = [[each.logprob, *(chance for _, chance in each.top)] for each in expected]
@@ -166,8 +164,7 @@ def test_echoed_tokens_are_as_likely_as_transformers_says(client: TestClient, co
     found = client.post("/v1/completions", json=body).json()
     assert [len(each["logprobs"]["tokens"]) for each in found["choices"]] == [40 + count, 5 + count]
     logprobs = found["choices"][0]["logprobs"]
-    logits = golden.logits[:40].astype(np.float64)
-    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = log_softmax(golden.logits[:40])
     follow = np.append(golden.tokens[1:40], expected[39].argmax())[: 39 + count]
     assert logprobs["token_logprobs"][0] is None
     chances = expected[np.arange(39 + count), follow]

@@ -97,8 +97,7 @@ def test_answer_is_that_of_python(seeing: TestClient, hearing: TestClient) -> No
 def test_conversation_reuses_its_pictures_and_no_others(seeing: TestClient) -> None:
     def ask(picture: str, *more: dict[str, Any]) -> dict[str, Any]:
         body = {"messages": [*user(shown(picture)), *more], "max_tokens": 1, "ignore_eos": True}
-        found: dict[str, Any] = seeing.post(CHATS, json=body).json()["usage"]
-        return found
+        return seeing.post(CHATS, json=body).json()["usage"]
 
     first = ask(FIRST)
     answered = ({"role": "assistant", "content": "A bar."}, {"role": "user", "content": "Where?"})

@@ -194,7 +194,6 @@ def test_arguments_come_as_soon_as_they_are_sure() -> None:
     parser = ToolParser(HERMES, KNOWN)
     assert parser.feed('<tool_call>{"name": "time", "argum') == []
     begin, first = parser.feed('ents": {"zone": "C')
-    assert isinstance(begin, CallBegin)
     assert begin.id.startswith("call_")
     assert first == ArgumentPiece(0, '{"zone": "C')
     assert parser.feed("E") == [ArgumentPiece(0, "E")]

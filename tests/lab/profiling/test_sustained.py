@@ -118,7 +118,6 @@ def test_engines_rank_by_end_of_their_long_runs() -> None:
     steady = make_engine("llamacpp", sustained=make_sustained(0.0025))
     slower = replace(steady, decode=replace(steady.decode, per_token=replace(steady.decode.per_token, p50=0.00275)))
     found = evidence_of(make_profile(engines=[hot, slower]))
-    assert found.faster
     assert found.faster[0] == "llamacpp"
     cool = replace(hot, sustained=make_sustained(0.0025))
     assert evidence_of(make_profile(engines=[cool, slower])).faster is None

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import examples, open_golden
+from conftest import FakeMeter, examples, open_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_chat import CHATML, joined
 from test_chat import compiled as jinja2_template
 from thinking_models import ALWAYS, GEMMA4, HARMONY, QWEN, SPECIALS, write_chain, write_script
 
-from edge.devices.power.base import Reading
 from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedError
 from edge.model.chat.chat_template import ChatTemplate
 from edge.model.chat.thinking import FAMILIES, Think, find_family
@@ -232,21 +231,8 @@ def test_raw_prompts_and_token_ids_have_no_thoughts(session: Session) -> None:
         session.generate("hi", think="maybe")
 
 
-class Counting:
-    """A meter of one joule a pass."""
-
-    def __init__(self) -> None:
-        self.joules = 0.0
-
-    def add_bytes(self, count: float) -> None:
-        self.joules += 1.0
-
-    def read(self) -> Reading:
-        return Reading(self.joules, None, "test", "counter", "process", int(self.joules))
-
-
 def test_joule_budget_cuts_thoughts(qwen: Path) -> None:
-    with load(qwen, backend="reference", max_kv_size=128, threads=1, meter=Counting()) as session:
+    with load(qwen, backend="reference", max_kv_size=128, threads=1, meter=FakeMeter(per_pass=1.0)) as session:
         assert ask(session, think="4J") == ("XYZ", "abcd\n")
         thoughts = session.report.thoughts
         assert (thoughts.joules, thoughts.cut) == (4.0, True)

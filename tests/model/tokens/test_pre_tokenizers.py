@@ -102,20 +102,33 @@ def test_every_rule_matches_llama_cpp(tmp_path: Path, name: str | None) -> None:
     theirs.close()
 
 
-def spelled(*patterns: str) -> dict[str, Any]:
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+def spelled(*patterns: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
     """A pre-tokenizer as files of the Hub spell it."""
     splits = [
-        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in patterns
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": behavior, "invert": invert} for each in patterns
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {"type": "Sequence", "pretokenizers": [*splits, byte_level]}
+    return {"type": "Sequence", "pretokenizers": [*splits, BYTES | {"use_regex": False}]}
 
 
 CASES = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
 BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LETTERS = rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{BLANKS}"
 # Their pre-tokenizer, ignore_merges, and the name in GGUF; of those whose rule llama.cpp simplifies, "published".
 PUBLISHED: dict[str, tuple[dict[str, Any], bool, str, str | None]] = {
+    "GPT-2": (BYTES, False, "gpt-2", None),
+    "GPT-2 by its regex": (
+        spelled(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), False, "gpt-2", None,
+    ),
+    "SmolLM": ({"type": "Sequence", "pretokenizers": [DIGITS, BYTES]}, False, "smollm", None),
+    "Llama 3": (spelled(LETTERS % "{1,3}"), True, "llama-bpe", None),
+    "Llama 3 merging": (spelled(LETTERS % "{1,3}"), False, "smaug-bpe", None),
+    "Qwen2": (spelled(LETTERS % ""), False, "qwen2", None),
+    "StableLM 2": (spelled(LETTERS % "", behavior="Removed", invert=True), False, "qwen2", None),
     "Phi-4-mini": (
         spelled(rf"{CASES % ('*', '+')}{ENDINGS}?|{CASES % ('+', '*')}{ENDINGS}?|\p{{N}}{{1,3}}"
                 rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"),

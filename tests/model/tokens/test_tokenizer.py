@@ -66,8 +66,7 @@ def known_to_smollm2(text: str) -> str:
 def ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
     result = tokenizer.encode(text, **options)
     assert result.dtype == np.int32
-    tokens: list[int] = result.tolist()
-    return tokens
+    return result.tolist()
 
 
 # The ids

@@ -110,7 +110,6 @@ def test_evictions_change_no_token(always: None) -> None:
     assert texts == plain
     assert [each.kv for each in reports] == [each.kv for each in without]
     assert reports[-1].kv.evicted
-    assert plan.draft
     assert plan.draft.capacity == 64
     tokens, right = drafted(reports)
     assert right > 0.6 * tokens > 50
@@ -123,7 +122,6 @@ def test_plan_counts_mtp_or_drops_it() -> None:
         return make_plan(spec, cpu, Options(max_kv_size=200, **options), process=0)
 
     plan = planned()
-    assert plan.draft
     need = cpu.footprint(spec.mtp, plan.draft)
     assert need.weights + need.kv + need.scratch < plan.bytes.draft < 16 << 20
     assert need.weights < cpu.footprint(spec, plan.config).weights / 2  # without embedding and head

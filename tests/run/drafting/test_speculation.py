@@ -95,11 +95,9 @@ def test_drafts_pay_by_seconds_and_by_joules(costs: dict[int, float], watts: flo
         return joules
 
     one = Ahead(3, power=PassPower(app_meter(sensor), lambda: now))
-    assert one.power
 
     def run(rows: int) -> None:
         nonlocal now, joules
-        assert one.power
         one.power.start(rows)
         now += costs[rows]
         joules += costs[rows] * (1.0 if rows == 1 else watts)
@@ -113,7 +111,6 @@ def test_drafts_pay_by_seconds_and_by_joules(costs: dict[int, float], watts: flo
     assert one.power.known
     assert one.propose(99).size == most
     report = one.report()
-    assert report
     assert report.by == "seconds and joules"
     joules = -1000.0
     run(1)

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, require
 from golden.sounds import SHORT, chirp
-from test_architectures import require_native
 from test_cli import edge as forked
 from test_cli import edge_here as edge_command
 from test_cli import json_here as edge_json
@@ -118,10 +117,7 @@ def close(found: FloatArray, expected: FloatArray, part: float) -> None:
     (EYES, "reference"), (EYES, "cpu"), (EYES, "onnx"), (EARS, "reference"), (EARS, "cpu"), (EARS, "onnx"),
 ])  # fmt: skip
 def test_tokens_logits_and_answers_are_those_of_transformers(sense: Sense, backend: str) -> None:
-    if backend == "cpu":
-        require_native()
-    if backend == "onnx":
-        pytest.importorskip("onnxruntime")
+    require(backend)
     with sense.load(backend) as session:
         for name in sense.said:
             said = sense.messages(name)

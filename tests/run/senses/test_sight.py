@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import lru_cache
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive
-from golden_models import SOME_GPU, on_gpu
-from test_architectures import require_native
+from conftest import GOLDEN, engine_here, exhaustive
 
 from edge.backends import engine_named
 from edge.formats.gguf import read_gguf
@@ -53,14 +50,12 @@ def test_pixels_and_prompt_are_those_of_transformers(name: str) -> None:
     pytest.param("onnx@qnn", OFTEN, marks=pytest.mark.wing("QNN's emulator")), exhaustive("onnx@qnn", "gemma4"),
 ])  # fmt: skip
 def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
-    if backend == "cpu":
-        require_native()
     tower, golden = open_golden_tower(name)
     height, width, _ = golden["picture"].shape
     engine, _, provider = backend.partition("@")
-    if provider:
-        pytest.importorskip("onnxruntime_qnn" if provider == "qnn" else "onnxruntime")
-    with on_gpu(SOME_GPU) if engine == "gpu" else nullcontext():
+    if provider == "qnn":
+        pytest.importorskip("onnxruntime_qnn")
+    with engine_here(engine):
         encoder = Encoder(tower, engine_named(engine), 1, "f32", provider=provider or "cpu")
         layout = tower.layout(width, height)
         rows = np.concatenate(encoder.encode(golden["picture"], layout))

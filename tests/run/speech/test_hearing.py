@@ -7,14 +7,13 @@ import mmap
 import shutil
 import struct
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_models import GOLDEN, SOME_GPU, on_gpu
+from golden_models import GOLDEN, engine_here
 from test_cli import edge_here as edge
 
 from edge.backends import engine_named
@@ -47,13 +46,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
     return read_gguf(path)
 
 
-def place_of(engine: str) -> AbstractContextManager[None]:
-    return on_gpu(SOME_GPU) if engine == "gpu" else nullcontext()
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_states_and_logits_are_those_of_transformers(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
-    with place_of(name), Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
+    with engine_here(name), Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
         for _ in range(2):  # the second window replaces the first
             assert np.abs(listener.states(golden["mel"]) - golden["states"]).max() < 1e-4
             listener.encode(golden["mel"])
@@ -72,7 +67,7 @@ def test_states_and_logits_are_those_of_transformers(name: str, file: GGUFFile, 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_short_window_drops_earlier_rows(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
-    with place_of(name), Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
+    with engine_here(name), Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
         short, tokens = golden["mel"][:, :21], golden["tokens"][:4]
         listener.encode(short)
         alone = listener.forward(tokens).copy()

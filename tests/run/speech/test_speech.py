@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden.sounds import logits
-from golden_models import GOLDEN, SOME_GPU, on_gpu
+from golden_models import GOLDEN, SOME_GPU, log_softmax, on_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 from speech_models import golden_whisper, tone, wav
@@ -33,7 +33,6 @@ from edge.run.speech.transcript import Heard, Settings, transcribe
 from edge.run.speech.voice import voices
 from edge.run.speech.windows import Windows
 from edge.run.speech.words import Word, warp
-from edge.types import FloatArray
 
 PATIENCE_S = 20.0  # until the pipe is closed, for a loaded machine
 MOST = 20  # tokens of a beam
@@ -111,8 +110,7 @@ def test_session_of_a_model_that_hears(model: Path) -> None:
             with pytest.raises(UnsupportedError, match=r"hears, and (answers no prompts|embeds no texts)"):
                 refused()
         heard = session.transcribe(wav(tone()), temperature=0, language="de", timestamps="words")
-        first = next(heard)
-        assert first.words is not None
+        assert next(heard).words is not None
         with pytest.raises(BusyError):
             session.transcribe(tone())
         heard.close()
@@ -215,11 +213,6 @@ def test_captions_have_their_formats() -> None:
 
 
 # Beams
-
-
-def log_softmax(scores: FloatArray) -> FloatArray:
-    powers = scores - scores.max()
-    return np.asarray(powers - np.log(np.exp(powers).sum()))
 
 
 def test_texts_are_those_of_openai_whisper() -> None:
