@@ -160,14 +160,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def open_session() -> Iterator[Callable[..., Session]]:
-    """Loads sessions of a golden model, in the reference engine if no other is named, and closes them."""
+    """Loads sessions of a model, golden ones by name, in the reference engine if no other is named, and closes them."""
     from edge.run.starting.loading import load
 
     with ExitStack() as opened:
 
-        def make(name: str = "llama-gqa-tied", **options: Any) -> Session:
+        def make(model: Model | str = "llama-gqa-tied", **options: Any) -> Session:
+            found = GOLDEN / f"{model}.gguf" if isinstance(model, str) else model
             options = {"backend": "reference", "max_kv_size": 500, "threads": 1, **options}
-            return opened.enter_context(load(GOLDEN / f"{name}.gguf", **options))
+            return opened.enter_context(load(found, **options))
 
         yield make
 

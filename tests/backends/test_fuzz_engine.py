@@ -23,7 +23,7 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
-from conftest import exhaustive
+from conftest import exhaustive, require
 from fallbacks import FALLBACKS
 from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8, U32, U64, Value
 
@@ -31,7 +31,6 @@ from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError
 from edge.backends.llamacpp import ENGINE as LLAMACPP
-from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.trial_child import try_file
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
@@ -40,7 +39,6 @@ from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
 MUTANTS = 60  # in one test
-TRIED = 60  # of those that llama.cpp tries
 LONG = 60  # as many tests in make test-all
 
 BLOCKS = [0, *(exhaustive(block) for block in range(1, LONG))]
@@ -270,21 +268,12 @@ def main(first: int, count: int, fallback: bool = False) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
-def test_accepted_mutants_do_not_crash_llama_cpp(block: int) -> None:
-    if not is_installed():
-        pytest.skip("needs llama-cpp-python")
-    outcomes = run_mutants(block * MUTANTS, MUTANTS)
-    assert min(outcomes["not opened"], outcomes["not loaded"], outcomes["ran"]) > MUTANTS // 20, outcomes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS)
-def test_mutants_accepted_in_the_trial_do_not_crash_llama_cpp(block: int) -> None:
-    """Of the architectures whose headers edge does not check in full."""
-    if not is_installed():
-        pytest.skip("needs llama-cpp-python")
-    outcomes = run_mutants(block * TRIED, TRIED, "fallback")
-    assert min(outcomes["not opened"], outcomes["not tried"], outcomes["ran"]) > TRIED // 20, outcomes
+@pytest.mark.parametrize(("which", "refused"), [((), "not loaded"), (("fallback",), "not tried")])
+def test_accepted_mutants_do_not_crash_llama_cpp(block: int, which: tuple[str, ...], refused: str) -> None:
+    """Of the architectures whose headers edge does not check in full (fallback), also those accepted in the trial."""
+    require("llamacpp")
+    outcomes = run_mutants(block * MUTANTS, MUTANTS, *which)
+    assert min(outcomes["not opened"], outcomes[refused], outcomes["ran"]) > MUTANTS // 20, outcomes
 
 
 def run_mutants(first: int, count: int, *which: str) -> Counter[str]:

@@ -178,14 +178,7 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
     (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
     (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
-    (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
-    (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),
-    (["run", MODEL, "-p", "x", "--kv-dtype", "f64"], 2, "choose f16"),
     (["run", MODEL, "-p", "x", "--max-kv-size", "100000"], 2, "the model knows 8192 positions"),
-    (["run", MODEL, "-p", "x", "--max-kv-size", "64", "--prefill-step-size", "64"], 2, "--prefill-step-size"),
-    (["run", MODEL, "-p", "x", "--sinks", "-1"], 2, "--sinks"),
-    (["run", MODEL, "-p", "x", "--threads", "0"], 2, "--threads"),
-    (["run", MODEL, "-p", "x", "--temp", "nan"], 2, "--temp"),
     (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
     (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"), (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
     (["run", MODEL, "-p", "hi", "--beams", "2", "--draft", MODEL], 2, "goes without --draft"),
@@ -378,9 +371,6 @@ def test_run_keeps_first_rows_that_keep_names() -> None:
     flags = ("run", TINY, "-p", "word " * 60, "-n", "4", "--raw", "--backend", "reference", "--kv-policy", "window")
     kept = json_here(*flags, "--max-kv-size", "64", "--keep", "20", "--ignore-eos", "--json")
     assert (kept["plan"]["config"]["pinned"], kept["kv"]["evicted"] > 0) == (20, True)
-    done = edge_here(*flags, "--max-kv-size", "64", "--keep", "60")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(r"--keep 60 needs at least \d+ KV rows: raise --max-kv-size 64 or lower --keep", done.stderr)
 
 
 def test_bench_writes_each_format() -> None:

@@ -84,10 +84,10 @@ def test_llama_cpp_answers_same(name: str, tmp_path: Path, engines: Engines) -> 
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=GELU if gelu else EXACT)
 
 
-def same_file(folder: Path, other: Path, tmp_path: Path) -> None:
+def same_file(folder: Path, other: Path, tmp_path: Path, **options: Any) -> None:
     """Two folders of the same name become the same tensors and fields."""
     for number, each in enumerate((folder, other)):
-        convert_folder(each, tmp_path / f"{number}.gguf")
+        convert_folder(each, tmp_path / f"{number}.gguf", **options)
     one, two = (read_gguf(tmp_path / f"{number}.gguf") for number in range(2))
     assert list(one.tensors) == list(two.tensors)
     for name, info in one.tensors.items():
@@ -135,11 +135,7 @@ def test_gpt_oss_in_floats(tmp_path: Path) -> None:
 
     edit_tensors(folder, in_floats)
     settings_of(quantization_config=None)(folder)
-    for each, target in ((FOLDERS / "gpt_oss", "one"), (folder, "two")):
-        convert_folder(each, tmp_path / target, type="F32")
-    one, two = (read_gguf(tmp_path / target) for target in ("one", "two"))
-    for name, info in one.tensors.items():
-        np.testing.assert_array_equal(one.tensor_bytes(info), two.tensor_bytes(two.tensors[name]), err_msg=name)
+    same_file(FOLDERS / "gpt_oss", folder, tmp_path, type="F32")
     convert_folder(FOLDERS / "gpt_oss", tmp_path / "kept")
     assert read_gguf(tmp_path / "kept").tensors["blk.0.ffn_up_exps.weight"].type == "MXFP4"
 

@@ -21,7 +21,6 @@ from test_architectures import require_native
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.backends.reference import learned
-from edge.backends.tvm.engine import NativeEngine
 from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
@@ -45,12 +44,6 @@ def model_of(name: str) -> Model:
     return open_golden(name).model if name.startswith("llama-gqa") else open_model(GOLDEN / f"{name}.gguf")
 
 
-def native_engine(model: Model, dtype: str = "f32", capacity: int = 128) -> NativeEngine:
-    engine = load_engine(model, "cpu", dtype, capacity=capacity, chunk=CHUNK, observes=True)
-    assert isinstance(engine, NativeEngine)
-    return engine
-
-
 # What the engine does
 
 
@@ -60,26 +53,29 @@ def native_engine(model: Model, dtype: str = "f32", capacity: int = 128) -> Nati
 def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Engines) -> None:
     """Windows, two rotations, partial rotation and none, temperatures; attention after evictions, too."""
     model = model_of(name)
-    native = native_engine(model)
-    engines(native)
+    native = engines(load_engine(model, "cpu", "f32", chunk=CHUNK, observes=True))
     follow_evictions(native, HeadOracle(model, capacity=128, chunk=CHUNK))
 
 
-def test_unsupported_policies_of_heads_are_refused(engines: Engines) -> None:
-    native = native_engine(model_of("llama-gqa-tied"))
-    engines(native)
-    heads = native.spec.layers * native.spec.kv_heads
-    native.forward_all(some_tokens(16))
-    assert not native.kv.attention.any()  # nothing is added up unless it is asked for
+@pytest.mark.parametrize("backend", ["cpu", "onnx"])
+def test_unsupported_policies_of_heads_are_refused(backend: str, engines: Engines) -> None:
+    engine: Any = engines(load_engine(model_of("llama-gqa-tied"), backend, "f32", chunk=CHUNK, observes=True))
+    kv, heads = engine.kv, engine.spec.layers * engine.spec.kv_heads
+    engine.forward_all(some_tokens(16))
+    assert not kv.attention.any()  # nothing is added up unless it is asked for
+    rows = some_rows(kv.head_lengths, 0, alike=backend == "onnx")
     with pytest.raises(InputError, match="heads"):
-        native.kv.keep_heads([np.arange(3, dtype=np.int32)])
+        kv.keep_heads(rows[:-1])
     with pytest.raises(InputError, match="rows to keep"):
-        native.kv.keep_heads([np.array([16], np.int32)] * heads)
-    native.kv.keep_heads(some_rows(native.kv.head_lengths, 0))
+        kv.keep_heads([np.array([16], np.int32)] * heads)
+    if backend == "onnx":
+        with pytest.raises(UnsupportedError, match="equally many"):
+            kv.keep_heads([*rows[:-1], rows[-1][:-1]])
+    kv.keep_heads(rows)
     with pytest.raises(UnsupportedError, match="gaps"):
-        native.kv.keep(np.arange(4, dtype=np.int32), close_gaps=True)
+        kv.keep(np.arange(4, dtype=np.int32), close_gaps=True)
     with pytest.raises(UnsupportedError, match="saved"):
-        native.kv.save()
+        kv.save()
 
 
 # Sessions

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, open_golden, run_child
+from conftest import exhaustive, open_golden, run_child, some_tokens
 from test_cli import edge_here as edge
 
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.prompt_cache.tree import BLOCK
 from edge.run.session import Session
-from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
 
 ENGINES = [("reference", "f32", 1e-3), ("llamacpp", "f16", 5e-2), ("cpu", "f32", 1e-3), exhaustive("cpu", "int8", 5e-1)]
@@ -26,18 +25,8 @@ OpenSession = Callable[..., Session]
 
 
 @pytest.fixture
-def open_session(engines: Callable[[Any], Any]) -> OpenSession:
-    """A session that is closed after the test."""
-
-    def make(model: Model | str = "llama-gqa-tied", **options: Any) -> Session:
-        opened = open_golden(model).model if isinstance(model, str) else model
-        return engines(load(opened, **{"threads": 1, "speculate": "off", **options}))  # type: ignore[no-any-return]
-
-    return make
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(0, 272, count).astype(np.int32)
+def open_session(open_session: OpenSession) -> OpenSession:
+    return partial(open_session, speculate="off")
 
 
 def answer(session: Session, tokens: IntArray, count: int = 4) -> list[FloatArray]:
@@ -116,7 +105,7 @@ def test_longrope_caches_short_and_long_texts_apart(open_session: OpenSession, t
     for rows, tokens, expected in (
         (100, short, 0), (500, short, 49), (500, long, 0), (500, long, 299), (100, short, 49),
     ):  # fmt: skip
-        session = open_session(open_model(GOLDEN / "phi3-longrope.gguf"), max_kv_size=rows, **common)
+        session = open_session("phi3-longrope", max_kv_size=rows, **common)
         answer(session, tokens)
         assert reused(session) == expected
 

@@ -11,7 +11,7 @@ from heads_oracle import HeadOracle, follow_evictions, some_rows
 from test_architectures import open_family, require_native
 
 from edge.backends.onnx.rows import load_rows, store_rows
-from edge.errors import InputError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.model.model import Model
 from edge.run.starting.loading import load
 from edge.types import AnyArray
@@ -87,24 +87,6 @@ def test_stored_rows_round_trip(dtype: str) -> None:
     loaded = load_rows(once, scales, dtype)
     assert np.abs(loaded - values).max() <= {"f32": 0, "f16": 1e-3, "int8": 0.51 / 127, "int4": 0.51 / 7}[dtype]
     np.testing.assert_array_equal(store_rows(loaded, scales, dtype), once)
-
-
-def test_heads_with_different_numbers_of_rows_are_refused(engines: Engines) -> None:
-    engine = onnx_engine(engines)
-    engine.forward(some_tokens(20))
-    rows = [np.arange(10, dtype=np.int32)] * (engine.spec.layers * engine.spec.kv_heads)
-    with pytest.raises(InputError, match="heads are wanted"):
-        engine.kv.keep_heads(rows[:-1])
-    with pytest.raises(UnsupportedError, match="equally many"):
-        engine.kv.keep_heads([*rows[:-1], rows[0][:-1]])
-    with pytest.raises(InputError, match="rows to keep"):
-        engine.kv.keep_heads([*rows[:-1], rows[0] + 15])
-    assert engine.kv.positions.shape == (20,)
-    engine.kv.keep_heads(rows)
-    with pytest.raises(UnsupportedError, match="cannot be closed"):
-        engine.kv.keep(rows[0][:4], close_gaps=True)
-    with pytest.raises(UnsupportedError, match="cannot be saved"):
-        engine.kv.save()
 
 
 @pytest.mark.parametrize("backend", ["onnx", "cpu"])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from edge.budget import format_bytes, parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import EdgeError, InputError
-from edge.options import Options
 from edge.run.sampling.stop_strings import StopStrings
 
 # Budgets
@@ -71,14 +70,6 @@ def test_any_text_is_amount_or_input_error(text: str) -> None:
         except InputError:
             continue
         assert 0 <= amount < math.inf
-
-
-def test_options_parse_budgets() -> None:
-    assert Options.parse() == Options()
-    assert Options.parse(memory="1MiB", time="2s") == Options(memory=1 << 20, time=2.0)
-    assert Options.parse(memory=1 << 20, time=0.5) == Options(memory=1 << 20, time=0.5)
-    with pytest.raises(InputError, match="time '5MiB' is not understood"):
-        Options.parse(time="5MiB")
 
 
 @given(st.integers(1, 1 << 45))

@@ -45,16 +45,19 @@ def speaks(tmp_path: Path) -> Speak:
 
     @contextmanager
     def session(*answers: tuple[int, str], **options: Any) -> Iterator[Session]:
-        tokenizer = opened().tokenizer
-        start, script = answers[0][0], list[int]()
-        for at, answer in answers:
-            script += [0] * (at - start - len(script))
-            script += tokenizer.encode(answer, special=True).tolist()
-        path = write_script(tmp_path / "script.gguf", SPECIAL, start, script, CONTEXT)
+        path = write_answers(tmp_path / "script.gguf", *answers)
         with load(path, backend="reference", **{"max_kv_size": CONTEXT, **options}) as loaded:
             yield loaded
 
     return session
+
+
+def write_answers(path: Path, *answers: tuple[int, str]) -> Path:
+    start, script = answers[0][0], list[int]()
+    for at, answer in answers:
+        script += [0] * (at - start - len(script))
+        script += opened().tokenizer.encode(answer, special=True).tolist()
+    return write_script(path, SPECIAL, start, script, CONTEXT)
 
 
 @lru_cache
@@ -223,11 +226,8 @@ def test_conversations_take_and_save_results(speaks: Speak, tmp_path: Path) -> N
 
 def test_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
     later = with_result("One moment.")
-    model = opened()
-    first, second = (model.chat_prompt(each, tools=TOOLS).first(None).size for each in (MESSAGES, later))
-    script = model.tokenizer.encode(f"One moment.\n{CALL}<|im_end|>", special=True).tolist()
-    script += [0] * (second - first - len(script)) + model.tokenizer.encode("No rain.<|im_end|>", special=True).tolist()
-    path = write_script(tmp_path / "script.gguf", SPECIAL, first, script, CONTEXT)
+    answers = (size(MESSAGES), f"One moment.\n{CALL}<|im_end|>"), (size(later), "No rain.<|im_end|>")
+    path = write_answers(tmp_path / "script.gguf", *answers)
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS))
     flags = ("chat", str(path), "--backend", "reference", "--max-kv-size", str(CONTEXT), "-n", "300")

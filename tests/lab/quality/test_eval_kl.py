@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden
+from conftest import GOLDEN, load_engine, log_softmax, open_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -43,11 +43,6 @@ def ids(models: tuple[Path, Path]) -> IntArray:
     return open_model(models[0]).encode_prompt(TEXT, raw=True)
 
 
-def chances_of(logits: AnyArray) -> AnyArray:
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
-
-
 @given(seed=st.integers(0, 999), spread=st.floats(0.1, 20), noise=st.floats(0, 5), offset=st.floats(-1000, 1000))
 def test_divergence_equals_the_formula(seed: int, spread: float, noise: float, offset: float) -> None:
     random = np.random.default_rng(seed)
@@ -55,11 +50,11 @@ def test_divergence_equals_the_formula(seed: int, spread: float, noise: float, o
     b = (a + random.standard_normal(a.shape) * noise + offset).astype(np.float32)
     targets = random.integers(0, 50, 4).astype(np.int32)
     found = compare(a, b, targets)
-    p, q = chances_of(a), chances_of(b)
+    p, q = log_softmax(a), log_softmax(b)
     every = np.arange(4)
-    np.testing.assert_allclose(found.kl, (p * (np.log(p) - np.log(q))).sum(axis=-1), rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(found.nll, -np.log(q[every, targets]), rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(found.reference_nll, -np.log(p[every, targets]), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.kl, (np.exp(p) * (p - q)).sum(axis=-1), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.nll, -q[every, targets], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.reference_nll, -p[every, targets], rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(found.nll, negative_log_likelihoods(b, targets))
     np.testing.assert_array_equal(found.same, p.argmax(axis=-1) == q.argmax(axis=-1))
     assert (found.kl >= 0).all()
@@ -102,8 +97,7 @@ def test_perplexity_matches_transformers() -> None:
     golden = open_golden("llama-gqa-tied")
     engine = load_engine(golden.model, "reference", "f32")
     found = windowed_perplexity(engine, Windows(golden.tokens, 512))
-    chances = chances_of(golden.logits)
-    wanted = -np.log(chances[np.arange(golden.tokens.size - 1), golden.tokens[1:]])
+    wanted = -log_softmax(golden.logits)[np.arange(golden.tokens.size - 1), golden.tokens[1:]]
     assert found.nll == pytest.approx(wanted.mean(), abs=1e-4)
     assert found.tokens == golden.tokens.size - 1
 
