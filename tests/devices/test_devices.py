@@ -100,16 +100,12 @@ def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], l
     assert memory_limit(tmp_path) == (FREE if limit is None else MemoryLimit(limit, "cgroup"))
 
 
-def test_free_memory_may_be_tightest_limit(tmp_path: Path) -> None:
+def test_free_memory_is_a_limit(tmp_path: Path) -> None:
+    guessed = memory_limit(tree(tmp_path, proc__meminfo="MemTotal: 1 kB\n"))  # without MemAvailable
+    assert (guessed.source, 1 << 20 < guessed.bytes < 1 << 50) == ("free memory", True)
     tree(tmp_path, proc__self__cgroup="0::/\n", proc__meminfo="MemAvailable:    10 kB\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", "500000000")
     assert memory_limit(tmp_path) == MemoryLimit(200_010 * KIB, "free memory")
-
-
-def test_memory_limit_without_memavailable(tmp_path: Path) -> None:
-    limit = memory_limit(tree(tmp_path, proc__meminfo="MemTotal: 1 kB\n"))
-    assert limit.source == "free memory"
-    assert 1 << 20 < limit.bytes < 1 << 50
 
 
 def test_host_on_x86(tmp_path: Path) -> None:
@@ -167,34 +163,16 @@ def test_cores_that_this_process_may_use() -> None:
         os.sched_setaffinity(0, allowed)
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 8),
-        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/me/cpu.max": "max 100000"}, 8),
-        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/me/cpu.max": "150000 100000"}, 2),
-        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/cpu.max": "20000 100000"}, 1),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "3200000 100000"}, 8),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "nonsense"}, 8),
-        (
-            {
-                "proc/self/cgroup": "2:memory:/\n1:cpu,cpuacct:/pod",
-                "sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "250000", "sys/fs/cgroup/cpu/pod/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            3,
-        ),
-    ],
-)  # fmt: skip
-def test_cores_that_cgroups_grant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
-) -> None:
+def test_cores_that_cgroups_grant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of both versions, and groups in others: CGROUPS of tests/apps/test_platform.py."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name, content in files.items():
-        write(tmp_path, name, content)
-    assert logical_cores(tmp_path) == cores
-    assert usable_cores(tmp_path) <= cores
-    assert probe_host(tmp_path).usable_cores == usable_cores(tmp_path)
+    assert logical_cores(tmp_path) == 8
+    write(tmp_path, "proc/self/cgroup", "0::/")
+    for quota, cores in (("max 100000", 8), ("150000 100000", 2), ("3200000 100000", 8), ("nonsense", 8)):
+        write(tmp_path, "sys/fs/cgroup/cpu.max", quota)
+        assert logical_cores(tmp_path) == cores
+        assert usable_cores(tmp_path) <= cores
+        assert probe_host(tmp_path).usable_cores == usable_cores(tmp_path)
 
 
 def test_half_a_core_granted_is_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN
+from test_devices import tree
 from typer.testing import CliRunner
 
 from edge.cli.commands import app
@@ -18,15 +19,6 @@ from edge.lab.inspection import inspect_model
 
 run = CliRunner()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the nodes are Linux's")
-
-
-def tree(root: Path, **files: str) -> Path:
-    """Double underscores are slashes."""
-    for name, content in {"proc__meminfo": "MemAvailable: 1 kB\n", **files}.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
 
 
 ACCELERATOR = "DRIVER={}\nPCI_CLASS=118000\nPCI_ID=1022:17F0\n"

@@ -244,15 +244,12 @@ def test_cache_clear_sweeps_systems_folder_and_its_own(system_folder: Path, monk
 
 
 def test_held_files_are_not_swept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a process in another container does."""
+    """As that of a process in another container does. One holds a file at a time."""
     monkeypatch.setenv("EDGE_CACHE", str(place))
     monkeypatch.setattr("psutil.pid_exists", lambda pid: False)
     with cache.create("weights", "0" * 32, ".bin") as entry:
         assert cache.clear() == (0, 0)
         assert entry.exists()
-
-
-def test_file_is_held_by_one(place: Path) -> None:
     (place / "a").touch()
     with held(place / "a") as first, held(place / "a") as second:
         assert (first, second) == (True, False)

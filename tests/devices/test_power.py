@@ -88,19 +88,17 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
     return library
 
 
-@pytest.mark.parametrize("card", [nvml.Card("Tesla T4"), nvml.Card("whatever", "00000000:02:00.0")])
-def test_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
-    meter = nvml.find(tmp_path, card)
-    cards.millijoules = [9000, 72_500]
-    assert meter.read() == Reading(2.5, None, "NVML", "counter", "package", 1)
-    assert nvml.used_memory(card) == 300 << 20
-
-
-@pytest.mark.parametrize("card", [nvml.Card("Radeon"), nvml.Card("Tesla T4", "00000000:09:00.0")])
-def test_card_unknown_to_nvml_is_unavailable(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
-    with pytest.raises(Unavailable, match="NVML"):
-        nvml.find(tmp_path, card)
-    assert nvml.used_memory(card) is None
+def test_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards) -> None:
+    for card in (nvml.Card("Tesla T4"), nvml.Card("whatever", "00000000:02:00.0")):
+        cards.millijoules = [5000, 70_000]
+        meter = nvml.find(tmp_path, card)
+        cards.millijoules = [9000, 72_500]
+        assert meter.read() == Reading(2.5, None, "NVML", "counter", "package", 1)
+        assert nvml.used_memory(card) == 300 << 20
+    for card in (nvml.Card("Radeon"), nvml.Card("Tesla T4", "00000000:09:00.0")):
+        with pytest.raises(Unavailable, match="NVML"):
+            nvml.find(tmp_path, card)
+        assert nvml.used_memory(card) is None
 
 
 def test_run_on_card_goes_on_with_its_counter(tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
