@@ -202,14 +202,12 @@ def test_launches_of_a_graph_overlap_those_before(driver: Driver) -> None:
         device.close()
 
 
-def test_kernel_that_takes_too_many_registers_is_refused(driver: Driver) -> None:
+def test_refusals_of_the_driver_raise_one_line(driver: Driver) -> None:
+    """A kernel that takes too many registers, and exhausted memory of the card."""
+    device = opened(driver)
     driver.threads = 16
     with pytest.raises(EngineError, match="edge_add with 16 threads at most"):
-        opened(driver).prepare({"edge_add": KERNEL})
-
-
-def test_exhausted_card_memory_raises_one_line(driver: Driver) -> None:
-    device = opened(driver)
+        device.prepare({"edge_add": KERNEL})
     buffer = device.create(100)
     assert device.allocated == 112
     driver.enough = False

@@ -1,15 +1,18 @@
-"""Kernels of the GPU engine, one by one, against gguf's own dequantization and NumPy."""
+"""Kernels of the GPU engine, one by one, against gguf's own dequantization and NumPy. Products on tensor cores are
+CUDA's source, on a CPU that does what the PTX ISA says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, GPU_HOST, examples, first_adapter
+from emulator import Emulator, has_compiler
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
@@ -28,7 +31,10 @@ from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, open_device
+from edge.backends.tvm.gpu.hosts.cuda import compile_source
 from edge.backends.tvm.gpu.kernels.embed import embed
+from edge.backends.tvm.gpu.kernels.norms import Norm
+from edge.backends.tvm.gpu.kernels.products import tensor_steps
 from edge.backends.tvm.gpu.kernels.products.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.kernels.products.steps import step
 from edge.backends.tvm.gpu.kernels.products.tiles import chunk
@@ -45,7 +51,7 @@ from edge.backends.tvm.gpu.weights import (
     pack_weights,
     packed_bytes,
 )
-from edge.backends.tvm.packing.blocks import BLOCKS
+from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
 
 CLOSE = 2e-4  # largest error of results whose deviation is about 1
 SMALL = Tuning(rows=1, split=8, workgroup=32, gemm_tokens=8, gemm_rows=16)
@@ -292,3 +298,118 @@ def test_equal_layers_share_a_layout_and_unknown_types_are_refused(tmp_path: Pat
         make_weights(model.file, model.spec, 1 << 10)
     with pytest.raises(UnsupportedError, match=r"no kernels for Q8_K \(blk.1.attn_q.weight\)"):
         make_weights(replace(model.file, tensors=tensors), model.spec, 1 << 27)
+
+
+# Tensor cores
+TENSOR = Tuning(mma_rows=64, mma_tokens=32)
+STEPS = Tuning(rows=2, split=16, workgroup=128, stage=48 << 10, ahead=12)
+QUANTIZED = [name for name, block in sorted(BLOCKS.items()) if isinstance(block, IntegerBlock)]
+NEAR = 1e-4  # largest error of results whose deviation is about 2; TF32's would be 2e-3
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    if not has_compiler():
+        pytest.skip("no g++")
+    return Emulator(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Q4_0", "Q6_K", "F16"), *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))], ids="-".join
+)
+def test_tensor_cores_give_products_of_dequantized_weights(emulator: Emulator, kinds: tuple[str, ...]) -> None:
+    """Of scaled integers, with scales for 32 and for 16 values, and of other weights; rows and tokens are no whole
+    tiles, and activations are larger and smaller than float16."""
+    packed, tokens = Packed(), 33
+    factors = packed.factors(kinds, (70, 8, 16), 256)
+    x = normal(tokens, 256, seed=20) * np.float32(10) ** np.arange(-16, tokens - 16, dtype=np.float32)[:, None]
+    expected = packed.results(x)
+    product = Product("edge_product", factors, Epilogue("store", expected.shape[1]))
+    out = zeros(tokens + 1, expected.shape[1])
+    arrays = {"out": out, "x": x, "w": packed.words, "tables": tables(tokens)}
+    found = run(emulator, chunk(product, TENSOR, tokens), arrays, tokens)
+    largest = np.maximum(1, np.abs(x).max(axis=1, keepdims=True))
+    np.testing.assert_allclose(found[:tokens] / largest, expected / largest, rtol=0, atol=NEAR)
+    assert not found[tokens:].any()
+
+
+def test_steps_keep_activations_in_shared_memory(emulator: Emulator) -> None:
+    """Of which each thread brings some; sums are added within warps, and then over two of them."""
+    packed, rows, columns = Packed(), 21, 2080
+    matrix, other = packed.matrix("Q4_0", rows, columns), packed.matrix("Q6_K", 9, 2304)
+    weight, x, wide = normal(columns, seed=1), normal(1, columns, seed=2), normal(1, 2304, seed=3)
+    norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
+    product = Product("edge_normed", (Factor(matrix),), Epilogue("store", rows), norm)
+    tuning = Tuning(rows=2, split=64, workgroup=128, stage=48 << 10)
+    for each, inputs, expected in (
+        (product, x, normed(x, "rms", weight, 0.0) @ packed.expected[0].T),
+        (Product("edge_plain", (Factor(other),), Epilogue("store", 9)), wide, wide @ packed.expected[1].T),
+    ):
+        built = step(each, tuning)
+        assert built.shared > 4 * inputs.size
+        found = run(emulator, built, {"out": zeros(*expected.shape), "x": inputs, "w": packed.words})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
+
+
+@pytest.mark.parametrize(("ahead", "groups"), [(4, 2), (64, 256)])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)], ids="-".join
+)
+def test_steps_go_through_tensor_cores(
+    emulator: Emulator, kinds: tuple[str, ...], ahead: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of matrices whose types differ, whose rows are no whole tiles, and whose last parts not all threads have: read
+    ahead as a whole or in rounds, by workgroups with one band of rows or several."""
+    packed, columns = Packed(), 768
+    factors = packed.factors(kinds, (70, 8, 16), columns)
+    weight, x = normal(columns, seed=1), normal(1, columns, seed=2)
+    expected = packed.results(normed(x, "rms", weight, 0.0))
+    norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
+    product = Product("edge_normed", factors, Epilogue("store", expected.shape[1]), norm)
+    monkeypatch.setattr(tensor_steps, "GROUPS", groups)
+    built = step(product, replace(STEPS, ahead=ahead))
+    assert (built.groups[0] == 3) == (groups == 2)
+    found = run(emulator, built, {"out": zeros(*expected.shape), "x": x, "w": packed.words})
+    np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
+
+
+@pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
+def test_nvrtc_compiles_products_on_tensor_cores() -> None:
+    """As PTX of the first capability that has tensor cores, and of the first that overlaps launches; a step's first
+    weights are read before it waits for the kernel before."""
+    packed = Packed()
+    product = Product("edge_product", (Factor(packed.matrix("Q4_0", 70, 64)),), Epilogue("store", 70))
+    for built, has in (
+        (chunk(product, TENSOR, 40), ["mma.sync"]),
+        (step(product, STEPS), ["no_allocate", "mma.sync"]),
+        (step(product, replace(STEPS, ahead=0)), ["prefetch.global.L2"]),
+    ):
+        for capability, overlaps in ((80, False), (90, True)):
+            ptx = compile_source(built.name, lower(built, "cuda").source, f"compute_{capability}").decode()
+            assert ("griddepcontrol.wait" in ptx) == overlaps
+            assert all(each in ptx for each in has), has
+            if overlaps and has[0] != "mma.sync":
+                assert ptx.index(has[0]) < ptx.index("griddepcontrol.wait")
+
+
+@pytest.mark.exhaustive
+def test_pairs_are_activated_and_adapted(emulator: Emulator) -> None:
+    """In large tiles, several of whose products belong to one warp."""
+    packed, rows, columns, tokens, rank = Packed(), 130, 64, 67, 24
+    a = packed.matrix("F16", rank, columns)
+    gate, up = packed.matrix("Q4_0", rows, columns), packed.matrix("Q4_1", rows, columns)
+    x, low = normal(tokens, columns), normal(tokens, 2 * rank, seed=4)
+    values = normal(rows, rank, seed=5).astype(np.float16)
+    place = LowRank("", a, 0, rows)
+    store = pack_floats(values.view(np.uint8), place.row_words, BLOCKS["F16"])
+    one, other = (x @ packed.expected[number].T for number in (1, 2))
+    other = other + low[:, rank:] @ values.astype(np.float32).T
+    out = normal(tokens, 160)
+    expected = out.copy()  # padding stays
+    expected[:, :rows] = one / (1 + np.exp(-one)) * other
+    product = Product(
+        "edge_active", (Factor(gate), replace(Factor(up), low=place)), Epilogue("activate", 160, activation="silu")
+    )
+    arrays = {"out": out, "x": x, "low": low, "lora4": store.reshape(-1), "w": packed.words, "tables": tables(tokens)}
+    found = run(emulator, chunk(product, Tuning(mma_rows=256, mma_tokens=64, mma_groups=1), tokens), arrays, tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=NEAR)
