@@ -173,55 +173,45 @@ DRAFTS, RANK = 7, 20
 RUNS = (0, 1, 2, 1, 0, 2, 1, 1)  # the adapters of each sequence
 
 
-class Case:
-    """A model, adapters (none at first), and texts of sequences that run them."""
+def adapters_of(model: Model, folder: Path) -> list[Lora | None]:
+    """None, and two."""
+    files = [write_adapter(folder / f"{rank}.gguf", model, rank, seed=rank) for rank in (3, RANK)]
+    return [None, *(open_lora((LoraFile(each),), model.file, model.spec) for each in files)]
 
-    def __init__(self, model: Model, folder: Path) -> None:
-        self.model = model
-        files = [write_adapter(folder / f"{rank}.gguf", model, rank, seed=rank) for rank in (3, RANK)]
-        self.loras: list[Lora | None] = [
-            None,
-            *(open_lora((LoraFile(each),), model.file, model.spec) for each in files),
-        ]
-        rng = np.random.default_rng(29)
-        self.prompts: list[IntArray] = [
-            rng.integers(0, model.spec.vocab, size).astype(np.int32) for size in rng.integers(2, 30, SEQUENCES)
-        ]
-        self.next: IntArray = rng.integers(0, model.spec.vocab, (STEPS, SEQUENCES)).astype(np.int32)
 
-    def load(self) -> BatchedEngine:
-        config = EngineConfig(48, 16, "f16", 2, sequences=SEQUENCES, lora_rank=RANK, loras=2, drafts=DRAFTS)
-        return cast(BatchedEngine, CPU.load(self.model.file, self.model.spec, config))
-
-    def alone(self, engine: BatchedEngine, number: int) -> list[FloatArray]:
-        cast(AdaptedEngine, engine).set_lora(self.loras[RUNS[number]])
-        engine.forward(self.prompts[number])
-        return [np.array(engine.forward(self.next[step, number][None])) for step in range(STEPS)]
+def load_adapted(model: Model) -> BatchedEngine:
+    config = EngineConfig(48, 16, "f16", 2, sequences=SEQUENCES, lora_rank=RANK, loras=2, drafts=DRAFTS)
+    return cast(BatchedEngine, CPU.load(model.file, model.spec, config))
 
 
 @pytest.mark.parametrize("name", [
     "llama-gqa-tied", *(exhaustive(each) for each in ("qwen35moe", "falcon-h1", "lfm2", "gemma3", "gpt2", "phi3")),
 ])  # fmt: skip
 def test_batch_with_adapters_equals_steps(name: str, tmp_path: Path) -> None:
-    case = Case(open_model(GOLDEN / f"{name}.gguf"), tmp_path)
-    with closing(case.load()) as engine:
-        expected = [case.alone(engine, number) for number in range(SEQUENCES)]
-    with closing(case.load()) as engine:
-        for number, prompt in enumerate(case.prompts):
-            cast(AdaptedEngine, engine.sequence(number)).set_lora(case.loras[RUNS[number]])
+    model = open_model(GOLDEN / f"{name}.gguf")
+    texts, loras, expected = Texts(model.spec.vocab), adapters_of(model, tmp_path), []
+    with closing(load_adapted(model)) as engine:
+        for number, adapters in enumerate(RUNS):
+            cast(AdaptedEngine, engine).set_lora(loras[adapters])
+            expected.append(texts.alone(engine, number))
+    with closing(load_adapted(model)) as engine:
+        for number, prompt in enumerate(texts.prompts):
+            cast(AdaptedEngine, engine.sequence(number)).set_lora(loras[RUNS[number]])
             engine.sequence(number).forward(prompt)
         for step in range(STEPS):
+            if step == STEPS // 2:
+                evict(engine, 1)
             for adapters in (2, 0, 1):
                 group = [number for number in range(SEQUENCES) if RUNS[number] == adapters]
-                for number, row in zip(group, engine.forward_batch(case.next[step][group], group), strict=True):
+                for number, row in zip(group, engine.forward_batch(texts.next[step][group], group), strict=True):
                     assert (row == expected[number][step]).all(), (step, number)
 
 
 def test_drafts_have_the_logits_of_steps_with_adapters(tmp_path: Path) -> None:
-    case = Case(open_golden("llama-gqa-tied").model, tmp_path)
-    text = np.concatenate(case.prompts)[: 6 + 1 + DRAFTS]
-    with closing(case.load()) as engine:
-        cast(AdaptedEngine, engine).set_lora(case.loras[2])
+    model = open_golden("llama-gqa-tied").model
+    text = Texts(model.spec.vocab).prompts[1][: 6 + 1 + DRAFTS]
+    with closing(load_adapted(model)) as engine:
+        cast(AdaptedEngine, engine).set_lora(adapters_of(model, tmp_path)[2])
         engine.forward(text[:6])
         expected = [np.array(engine.forward(token[None])) for token in text[6:]]
         engine.kv.truncate(6)
@@ -230,24 +220,25 @@ def test_drafts_have_the_logits_of_steps_with_adapters(tmp_path: Path) -> None:
 
 def test_sequences_change_their_adapters_apart(tmp_path: Path) -> None:
     """Adapters that no sequence runs give way; each that one runs stays."""
-    case = Case(open_golden("llama-gqa-tied").model, tmp_path)
-    third = open_lora((LoraFile(tmp_path / "3.gguf", 0.5),), case.model.file, case.model.spec)
-    with closing(case.load()) as engine:
+    model = open_golden("llama-gqa-tied").model
+    text, loras = Texts(model.spec.vocab).prompts[1], adapters_of(model, tmp_path)
+    third = open_lora((LoraFile(tmp_path / "3.gguf", 0.5),), model.file, model.spec)
+    with closing(load_adapted(model)) as engine:
         sequences = [cast(AdaptedEngine, engine.sequence(number)) for number in range(3)]
         keys = [each.kv.key for each in sequences]
-        for sequence, lora in zip(sequences, case.loras, strict=True):
+        for sequence, lora in zip(sequences, loras, strict=True):
             sequence.set_lora(lora)
         assert sequences[0].kv.key == keys[0]
         assert len({each.kv.key for each in sequences}) == 3
         with pytest.raises(InputError, match="different adapters"):
             engine.forward_batch(np.array([1, 2], np.int32), [0, 1])
-        before = np.array(sequences[1].forward(case.prompts[0]))
+        before = np.array(sequences[1].forward(text))
         with pytest.raises(InputError, match="for 2 adapters at the same time"):
             sequences[0].set_lora(third)
         sequences[2].set_lora(third)
-        changed = np.array(sequences[2].forward(case.prompts[0]))
+        changed = np.array(sequences[2].forward(text))
         sequences[1].kv.truncate(0)
-        assert (sequences[1].forward(case.prompts[0]) == before).all()
+        assert (sequences[1].forward(text) == before).all()
         assert (changed != before).any()
 
 

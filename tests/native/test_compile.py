@@ -34,7 +34,7 @@ from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
 from edge.errors import UnsupportedError
-from edge.model.model import Model, open_model
+from edge.model.model import open_model
 from edge.options import Options
 
 MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
@@ -266,26 +266,20 @@ def test_damaged_and_foreign_designs_are_refused(made: Path, tmp_path: Path, dam
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def tuned_record(model: Model, values: dict[str, int], cpu: str = "") -> str:
-    """Write a record of this machine or of the device `cpu`; returns its name."""
-    subject = make_subject(model.spec, choose_target(), "f16")
-    if cpu:
-        subject = replace(subject, cpu=cpu, family=cpu, isa=find_profile(cpu).isa or "")
-    name = record_name(subject, "golden")
+def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
+    model, board = open_model(MODEL), "raspberry-pi-5"
+    subject = replace(
+        make_subject(model.spec, choose_target(), "f16"), cpu=board, family=board, isa=find_profile(board).isa or ""
+    )
+    name, values = record_name(subject, "golden"), {"step_block": 16, "threads": 4}
     write_record(
         Record(name, "host", subject, "golden", "a prompt", values, "tuned", 1.2, None, 5, 9.0, "2026-11-22", {})
     )
-    return name
-
-
-def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
-    model = open_model(MODEL)
-    name = tuned_record(model, {"step_block": 16, "threads": 4}, "raspberry-pi-5")
-    found = find_tuned_for(model.spec, "f16", "raspberry-pi-5", "dotprod")
+    found = find_tuned_for(model.spec, "f16", board, "dotprod")
     assert found is not None
     assert (name in found.about, found.values, found.threads) == (True, {"step_block": 16}, None)
-    bundle = prepare(model, find_profile("raspberry-pi-5"), Options())  # of edge export
+    bundle = prepare(model, find_profile(board), Options())  # of edge export
     assert {each.target.name: each.target.step_block for each in bundle.designs} == {
         "i8mm": 8,
         "dotprod": 16,
@@ -336,3 +330,34 @@ def test_compiling_leaves_pytorch_out(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert done.returncode == 0, done.stderr
+
+
+# Code must not grow out of bounds: TVM's simplifier must not expand what is in variables.
+
+
+def test_encoding_int8_grows_with_the_head() -> None:
+    """Maxima of maxima of 32 vectors, in a head of 512, took the compiler minutes and 17 GB."""
+    eight, sixteen = length_of(8), length_of(16)
+    assert eight < sixteen < 3 * eight
+
+
+def length_of(vectors: int) -> int:
+    """Characters of the simplified code that encodes a row of so many vectors in int8."""
+    from tvm import IRModule
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx import transform
+    from tvm.tirx.script.builder import ir as T  # noqa: N812
+
+    from edge.backends.tvm.cpu.kernels.isas import ISAS
+    from edge.backends.tvm.cpu.kernels.row_formats import encode
+    from edge.backends.tvm.cpu.kernels.vectors import LANES, let, load, store
+
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("encode")
+        row = T.match_buffer(T.arg("row", T.handle()), (T.int64(vectors * LANES),), "float32")
+        codes = T.match_buffer(T.arg("codes", T.handle()), (T.int64(vectors * LANES),), "int8")
+        values = [let(load(row, T.int64(part * LANES)) * T.float32(3)) for part in range(vectors)]
+        elements, _ = encode(ISAS["avx2"], "int8", values)
+        for part, each in enumerate(elements):
+            store(codes, T.int64(part * LANES), each)
+    return len(transform.StmtSimplify()(IRModule({"encode": builder.get()})).script())

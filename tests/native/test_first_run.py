@@ -108,9 +108,3 @@ def test_first_run_is_planned() -> None:
     ):
         plan(120 * MIB)
     assert plan(156 * MIB) == (True, 150 * MIB)
-
-
-def test_cached_design_needs_no_compilation() -> None:
-    model = open_model(MODEL)
-    made = make_plan(model.spec, engine_named("reference"), Options(max_kv_size=64))
-    assert (made.first_run, made.config.frugal) == (0, False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import lzma
 import os
 import re
+import runpy
 import struct
 import subprocess
 import sys
@@ -175,14 +175,10 @@ def requirements(name: str, found: set[str]) -> set[str]:
 def test_dist_is_reproducible_and_installs_without_a_compiler(made: Path, tmp_path: Path, builds: int) -> None:
     """In an environment that has what edge-runtime requires, and nothing else."""
     pytest.importorskip("setuptools", minversion="77")
-    spec = importlib.util.spec_from_file_location("dist", Path(__file__).parents[2] / "docs" / "dist.py")
-    assert spec is not None
-    assert spec.loader is not None
-    dist = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(dist)
+    dist = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "dist.py"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_DIST_ISOLATED", "0")  # no network
-        one, *others = (sorted(dist.build_all(tmp_path / str(build))) for build in range(builds))
+        one, *others = (sorted(dist["build_all"](tmp_path / str(build))) for build in range(builds))
     for other in others:
         assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
     names = [path.name.replace(edge_version(), "V") for path in one]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
 from test_cli import edge_json
-from wine import command
+from wine import command, windows_path
 
 pytest.importorskip("tvm_ffi")
 
@@ -62,10 +62,6 @@ for threads in (1, 2):
 np.array(logits).tofile(out)
 print(*cpu_flags())
 """
-
-
-def windows_path(path: Path) -> str:
-    return "Z:" + str(path.absolute()).replace("/", "\\")
 
 
 @lru_cache

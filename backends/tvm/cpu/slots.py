@@ -29,7 +29,7 @@ from edge.errors import EngineError
 from edge.records import dataclass
 from edge.types import AnyArray, IntArray
 
-HALF_LIFE = 32  # tokens: of 8 to 256, hits most in texts of topics (tests/native/mixtures.py)
+HALF_LIFE = 32  # tokens: of 8 to 256, hits most in texts of topics (tests/native/test_slots.py)
 _TRACE = 512  # tokens whose choices are recorded
 _LARGEST, _COMING = 1e200, 1e250  # weights stay below; experts that are needed soon count more than any others
 _HUGEPAGE = 14  # of Linux's madvise
