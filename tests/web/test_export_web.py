@@ -1,17 +1,21 @@
-"""`edge export --device web`: what a site holds and says of itself, and what is refused."""
+"""`edge export --device web`: what a site holds and says of itself, what is refused, and what a browser says of a site
+whose files were damaged on their way: one line that names them, and nothing of them runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import Page, complaints, until
 from bundles import model_of
-from conftest import GOLDEN, NEEDS_WASM
+from conftest import GOLDEN, NEEDS_WASM, examples, exhaustive
 from test_cli import edge
-from web_site import NAME, PIECE, ROWS, site_of
+from web_site import NAME, PIECE, READY, ROWS, served, site_of
 
 from edge.apps.bundle import MODEL, export, prepare
 from edge.apps.manifest import MANIFEST
@@ -29,12 +33,8 @@ MOST = 65535 * 65536  # bytes: addresses have 32 bits, and memory whole pages
 pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 
-@pytest.fixture(scope="module")
-def site() -> Path:
-    return site_of()
-
-
-def test_every_file_is_in_the_manifest(site: Path) -> None:
+def test_every_file_is_in_the_manifest() -> None:
+    site = site_of()
     manifest = json.loads((site / MANIFEST).read_text())
     files = {path.relative_to(site).as_posix(): path.read_bytes() for path in site.rglob("*") if path.is_file()}
     del files[MANIFEST]
@@ -46,7 +46,8 @@ def test_every_file_is_in_the_manifest(site: Path) -> None:
     assert list(manifest["web"]["modules"]) == manifest["isas"] == ["relaxed", "relaxed16", "simd"]  # by speed
 
 
-def test_memory_is_that_of_the_plan(site: Path) -> None:
+def test_memory_is_that_of_the_plan() -> None:
+    site = site_of()
     manifest = json.loads((site / MANIFEST).read_text())
     web, plan = manifest["web"], manifest["plan"]
     assert plan["peak"] == sum(plan["bytes"].values())
@@ -55,10 +56,10 @@ def test_memory_is_that_of_the_plan(site: Path) -> None:
     assert web["memory"]["initial"] == max(map(initial_pages, modules)) < web["memory"]["maximum"]
 
 
-def test_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_inputs_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.apps.site.PIECE", PIECE)
     again = export(GGUF, tmp_path / "again", device="web", max_kv_size=ROWS, memory="64MiB")
-    assert again == json.loads((site / MANIFEST).read_text())
+    assert again == json.loads((site_of() / MANIFEST).read_text())
 
 
 def test_instruction_sets_are_those_of_pages(tmp_path: Path) -> None:
@@ -99,3 +100,90 @@ def test_edge_plan_foretells_the_plan_of_a_site(options: dict[str, object]) -> N
     plan = forecast("smollm2-135m", chosen, device="web").plan
     assert replace(plan, bytes=expected.bytes, predicted_peak=0) == replace(expected, predicted_peak=0)
     assert expected.bytes.total <= plan.bytes.total < 1.02 * expected.bytes.total
+
+
+# Damaged on its way, in Chromium
+
+START = "start.js"  # checks the others
+READY_TEXT = "On this device"
+STATUS = "document.getElementById('status')?.textContent"
+KINDS = ("truncated", "flipped", "swapped", "empty", "absent")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A copy, of which files may be replaced."""
+    return Path(shutil.copytree(site_of(), tmp_path / "site", copy_function=os.link))
+
+
+def damage(site: Path, name: str, kind: str) -> None:
+    """Others are of the same kind of file, so that a browser would run them."""
+    path = site / name
+    data = path.read_bytes()
+    others = [each for each in sorted(site.rglob(f"*{path.suffix or '.edge'}")) if each.read_bytes() != data]
+    path.unlink()
+    if kind == "truncated":
+        path.write_bytes(data[: len(data) * 2 // 3])
+    elif kind == "flipped":
+        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+    elif kind == "swapped":
+        path.write_bytes(others[0].read_bytes() if others else data[::-1])
+    elif kind == "empty":
+        path.touch()
+
+
+def needed(site: Path) -> list[str]:
+    """What `start.js` checks, and the modules."""
+    manifest = json.loads((site / MANIFEST).read_text())
+    scripts = [name for name in manifest["files"] if name.endswith((".js", ".css")) and name != START]
+    return [MANIFEST, *scripts, *manifest["web"]["modules"].values()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_file_is_named(page: Page, site: Path, kind: str) -> None:
+    """In make test, of one file each."""
+    every = needed(site)
+    for name in every if examples(1) > 1 else [every[6 * KINDS.index(kind)]]:
+        damage(site, name, kind)
+        with served(site) as (url, _):
+            page.visit(url)
+            until(page, f"document.getElementById('status').className === 'bad' || {READY}")
+            said = page.value(STATUS)
+            is_other = name.endswith(".wasm") and READY_TEXT in said  # this browser's module is another one
+            assert is_other or ("\n" not in said and name in said)
+            if kind == "absent":
+                assert is_other or "cannot be fetched: the server says 404" in said
+            else:
+                assert is_other or "is damaged: upload the site again" in said or "is not a site's: edge export" in said
+                assert complaints(page) == []
+            if name.endswith((".js", ".css")):  # page.js has not run, which registers a worker
+                assert page.value("navigator.serviceWorker.getRegistrations().then((found) => found.length)") == 0
+        (site / name).unlink(missing_ok=True)
+        os.link(site_of() / name, site / name)
+
+
+@pytest.mark.parametrize(("names", "kind", "words"), [
+    ([f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd")], "flipped", "wasm is damaged: upload"),
+    ([MODEL], "truncated", MODEL), exhaustive([MODEL], "swapped", MODEL),
+    *(([START], kind, "The page did not start") for kind in ("truncated", "empty", "absent")),
+])  # fmt: skip
+def test_page_that_cannot_start_says_so(page: Page, site: Path, names: list[str], kind: str, words: str) -> None:
+    """No module is left that this browser runs; the model has another length or is another site's; no first script."""
+    for name in names:
+        damage(site, name, kind)
+    with served(site) as (url, _):
+        page.visit(url)
+        if names != [START]:
+            until(page, "document.getElementById('status')?.className === 'bad'")
+        assert words in page.value(STATUS)
+
+
+@pytest.mark.parametrize("place", ['id="about"', "<script"])
+def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: str) -> None:
+    path = site / "index.html"
+    text = path.read_text()
+    path.unlink()
+    path.write_text(text[: text.index(place)])
+    with served(site) as (url, _):
+        page.visit(url)
+        assert "upload the site again" in page.value(STATUS)

@@ -1,4 +1,5 @@
-"""The microphone of the chat page, in a Chromium whose microphone is a file."""
+"""The microphones of the chat page and of the page of an exported Whisper model, in a Chromium whose microphone is a
+file."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from browser import Page, complaints, press, show, until
 from chat_server import Script, chat_server
-from conftest import chromium
+from conftest import NEEDS_WASM, chromium
+from speech_models import tone, write_model
+from test_web_package import run
+from web_site import READY as SITE_READY
+from web_site import served, site_of
 
 from edge.media.mel import RATE
 from edge.types import FloatArray
@@ -59,9 +65,9 @@ def sound_of(form: bytes) -> tuple[FloatArray, int]:
 
 
 def test_what_was_said_is_typed(tmp_path: Path) -> None:
-    tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(48000) / 48000).astype(np.float32)
+    whistle = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(48000) / 48000).astype(np.float32)
     busy = {"status": 429, "message": "the queue is full"}
-    with listening(tmp_path, tone, 48000, "--host-resolver-rules=MAP phone.test 127.0.0.1") as page, \
+    with listening(tmp_path, whistle, 48000, "--host-resolver-rules=MAP phone.test 127.0.0.1") as page, \
             chat_server() as (url, script):  # fmt: skip
         check_where_it_is_shown(page, url, script)
         allow(page, url, "granted")
@@ -103,3 +109,61 @@ def check_where_it_is_shown(page: Page, url: str, script: Script) -> None:
     show(page, url, 390)
     until(page, READY)
     assert page.value(f"[isSecureContext, {LABEL}]") == [True, "Speak"]
+
+
+# The page of an exported Whisper model
+
+
+def heard_by_package(page: Page, samples: FloatArray) -> Any:
+    """The texts that a session of the package writes, without the page, also of a sound in pieces."""
+    return run(page, f"""
+      const session = await Edge.open('./');
+      const texts = [];
+      const sound = new Float32Array({np.round(samples, 5).tolist()});
+      const how = {{ rate: {RATE}, temperature: 0, everything: true }};
+      for await (const {{ text }} of session.transcribe(sound, how)) texts.push(text);
+      const words = [];
+      const timed = session.transcribe(sound, {{ ...how, words: true }});
+      for await (const each of timed) words.push(...JSON.parse(each.words));
+      const streamed = [];
+      const parts = async function* () {{
+        for (let at = 0; at < sound.length; at += 40) yield sound.slice(at, at + 40);  // ends of windows
+      }};
+      for await (const {{ text }} of session.transcribe(parts(), how)) streamed.push(text);
+      const whole = session.report.finish;
+      const stop = new AbortController();  // the first segment comes while others are heard
+      const long = new Float32Array(20 * sound.length);
+      for (let at = 0; at < long.length; at += sound.length) long.set(sound, at);
+      let heard = 0;
+      for await (const _ of session.transcribe(long, {{ ...how, signal: stop.signal }})) stop.abort(heard++);
+      const why = await session.ask('Hello').catch(({{ code, message }}) => `${{code}}: ${{message}}`);
+      const rate = await session.transcribe(sound, {{}}).next().catch(({{ message }}) => message);
+      await session.close();
+      return [texts, words, streamed, why, rate, whole, session.report.finish, heard];
+    """)  # fmt: skip
+
+
+@NEEDS_WASM
+def test_what_a_site_hears_is_typed(tmp_path: Path) -> None:
+    folder = site_of(str(write_model(tmp_path)), "simd", threads=2, max_kv_size=None, memory=None)
+    with listening(tmp_path, tone(), RATE) as page, served(folder) as (url, _):
+        show(page, url, 390)
+        until(page, f"{SITE_READY} && {LABEL} === 'Speak'")
+        texts, words, streamed, why, rate, finish, stopped, heard = heard_by_package(page, tone()[:RATE])
+        assert len(texts) > 1
+        assert 0 <= words[0]["start"] < words[-1]["end"] <= 1
+        assert streamed == texts
+        assert why.startswith("unsupported: the model hears, and answers no prompts")
+        assert rate == "rate must be from 1000 to 192000 samples per second, not 0"
+        assert (finish, stopped) == ("eos", "interrupted")
+        assert heard < 20
+        allow(page, url, "granted")
+        page.value(f"{BUTTON}.click()")
+        until(page, f"{LABEL} === 'End the recording' && {TEXT} !== ''")
+        page.value(f"{BUTTON}.click()")
+        until(page, f"{LABEL} === 'Speak' && {LINE} === ''")
+        assert page.value("document.getElementById('send')") is None
+        assert page.value("document.documentElement.scrollWidth") <= 390
+        page.screenshot(tmp_path / "listened.png")
+        assert complaints(page) == []
+        page.visit("about:blank")

@@ -27,7 +27,6 @@ from edge.apps.bundle import prepare
 from edge.apps.gpu_programs import buffer_bytes
 from edge.apps.sections.adapter_file import ADAPTER, export_adapter
 from edge.devices.profiles import find_profile
-from edge.errors import UnsupportedError
 from edge.options import Options
 from edge.plan.plan import Plan
 
@@ -304,15 +303,6 @@ def test_later_visit_uses_an_earlier_race(page: Page) -> None:
     assert second == first.replace("measured", "measured on an earlier visit")
     assert third.endswith(" (measured)")
     assert (loaded, again, anew) == (True, False, True)
-
-
-@pytest.mark.parametrize(("name", "options", "words"), [
-    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at rows (h2o, kvzap): choose --kv-policy streaming, "),
-    ("kimi-linear", {}, "no latent attention: export without --gpu"),
-])  # fmt: skip
-def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnsupportedError, match=re.escape(words)):
-        prepare(model_of(name), find_profile("web"), Options().updated(**options), ["simd"], gpu=True)
 
 
 def test_memory_counts_the_buffers_of_the_gpu() -> None:

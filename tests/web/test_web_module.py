@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from bundles import attend_in_floats
+from bundles import attend_in_floats, refused
 from conftest import GOLDEN, NEEDS_WASM, exhaustive
 from ctypes_bundle import MODEL
 from hf_folders import FOLDERS
@@ -102,10 +102,8 @@ def test_budgets_end_answers_and_wrong_calls_are_refused() -> None:
         assert module.answer("The sky", Role.RAW)[2] is Finish.TIME
         module.set(temperature=0, ignore_eos=1, energy=module.use()["joules"] / 2)
         assert module.answer("The sea", Role.RAW)[2] is Finish.ENERGY
-        with pytest.raises(InputError, match="text is empty"):
-            module.append(Role.USER, "")
-        with pytest.raises(InputError, match="is not a token"):
-            module.append(Role.IDS, [10**6])
+        refused(InputError, "text is empty", module.append, Role.USER, "")
+        refused(InputError, "is not a token", module.append, Role.IDS, [10**6])
         for wrong in ({"temperature": 101}, {"threads": 3}, {"max_tokens": -1, "time": -1}, {"stop": ["x" * 200]}):
             with pytest.raises(InputError):
                 module.set(**wrong)
@@ -121,22 +119,18 @@ def test_answers_match_a_schema() -> None:
         "required": ["age"],
     }
     with opened(folder_of(), "simd", temperature=2.0, max_tokens=30) as module:
-        module.constrain({"jsonSchema": schema})
+        module.call("constrain", {"jsonSchema": schema})
         jsonschema.validate(json.loads(module.answer("A person", Role.RAW)[1]), schema)
-        module.constrain({"regex": "(yes|no)[.]"})
+        module.call("constrain", {"regex": "(yes|no)[.]"})
         module.rewind()
         assert module.answer("Is it?", Role.RAW)[1:] in (("yes.", Finish.EOS), ("no.", Finish.EOS))
-        with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
-            module.constrain({"jsonSchema": '{"not": {}}'})
-        module.constrain(None)
+        refused(UnsupportedError, "cannot be enforced: not", module.call, "constrain", {"jsonSchema": '{"not": {}}'})
+        module.call("constrain", None)
         module.call("bias", {"5": 100.0})
-        with pytest.raises(InputError, match="a bias is of token 99999"):
-            module.call("bias", {"99999": 1.0})
+        refused(InputError, "a bias is of token 99999", module.call, "bias", {"99999": 1.0})
         for token in ("4294967301", "", "five", "-1", "5.5"):  # none becomes another token
-            with pytest.raises(InputError, match="keys are the numbers of tokens"):
-                module.call("bias", {token: 1.0})
-        with pytest.raises(InputError, match="must be an object"):
-            module.call("bias", [1.0])
+            refused(InputError, "keys are the numbers of tokens", module.call, "bias", {token: 1.0})
+        refused(InputError, "must be an object", module.call, "bias", [1.0])
         module.rewind()
         assert set(module.answer("Is it?", Role.RAW)[0]) == {5}
         module.call("bias", {})
@@ -151,19 +145,18 @@ def test_answers_call_tools(tmp_path: Path) -> None:
     timer = {"type": "function", "function": {"name": "set_timer", "parameters": parameters}}
     folder = modules_of(str(path), "simd", max_kv_size=1500)
     with opened(folder, "simd", temperature=2.0, max_tokens=60) as module:
-        module.tools([timer])
-        module.choose("set_timer")
+        module.call("tools", [timer])
+        module.call("choose", "set_timer", True)
         assert module.answer("é", Role.USER)[1:] == ("", Finish.TOOL_CALLS)
-        (call,) = module.calls()
+        (call,) = module.call("calls")
         assert (call["name"], call["id"]) == ("set_timer", "call00001")
         jsonschema.validate(json.loads(call["arguments"]), parameters)
         assert module.answer("done", Role.RESULT)[1:] == ("", Finish.TOOL_CALLS)
-        assert module.calls()[0]["id"] == "call00002"
-        with pytest.raises(InputError, match="the name of a tool, not nobody"):
-            module.choose("nobody")
+        assert module.call("calls")[0]["id"] == "call00002"
+        refused(InputError, "the name of a tool, not nobody", module.call, "choose", "nobody", True)
         module.rewind()
-        module.tools(None)
-        assert module.calls() == []
+        module.call("tools", None)
+        assert module.call("calls") == []
 
 
 def test_answers_with_an_assistant_are_those_of_edge(tmp_path: Path) -> None:
@@ -185,19 +178,16 @@ def test_module_embeds_texts() -> None:
     with np.load(GOLDEN / "encoders" / "bert.npz") as golden:
         expected = golden["mean"][0]
     with opened(modules_of(path, "simd", kv_dtype="f32"), "simd") as module:
-        assert module.info()["dimensions"] == expected.size
+        assert module.call("info")["dimensions"] == expected.size
         first, other = module.embed(["The sky is blue.", "\U0001f600 \0"], normalize=False)
         np.testing.assert_allclose(first, expected, atol=1e-4)
         assert np.abs(other - first).max() > 0.1
         short = module.embed(["The sky is blue."], dimensions=8)[0]
         np.testing.assert_allclose(short, expected[:8] / np.linalg.norm(expected[:8]), atol=1e-4)
-        with pytest.raises(InputError, match="has no prompt query"):
-            module.embed(["x"], prompt="query")
-        with pytest.raises(InputError, match="text 1 has 6002 tokens, and at most 96 fit"):
-            module.embed(["sky " * 2000])
+        refused(InputError, "has no prompt query", module.embed, ["x"], prompt="query")
+        refused(InputError, "text 1 has 6002 tokens, and at most 96 fit", module.embed, ["sky " * 2000])
         assert module.embed(["sky " * 2000], truncate=True).shape == (1, expected.size)
-        with pytest.raises(UnsupportedError, match="answers no prompts: call edge_embed"):
-            module.append(Role.RAW, "x")
+        refused(UnsupportedError, "answers no prompts: call edge_embed", module.append, Role.RAW, "x")
 
 
 def test_memory_does_not_grow_over_answers_and_sessions() -> None:

@@ -137,23 +137,6 @@ class NodeModule:
     def use(self) -> dict[str, Any]:
         return dict(self.call("use"))
 
-    def info(self) -> dict[str, Any]:
-        return dict(self.call("info"))
-
-    def tools(self, tools: list[Any] | None) -> None:
-        self.call("tools", tools)
-
-    def choose(self, choice: str, parallel: bool = True) -> None:
-        self.call("choose", choice, parallel)
-
-    def calls(self) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = self.call("calls")
-        return found
-
-    def constrain(self, form: dict[str, Any] | None) -> None:
-        """form: of the package's `constrain`."""
-        self.call("constrain", form)
-
     def embed(self, texts: list[str], **options: Any) -> FloatArray:
         """The vectors of texts, float32 [texts, dimensions]. options: of the package's `embed`."""
         return np.array(self.call("embed", texts, options), np.float32).reshape(len(texts), -1)

@@ -20,6 +20,7 @@ from edge.apps.bundle import MODEL, export
 NAME = "llama-gqa-tied"
 ROWS = 64
 PIECE = 16 << 10  # so that a small model has several
+READY = "document.getElementById('status')?.textContent.startsWith('On this device')"  # on the page of a site
 _PATIENCE = 60.0  # seconds
 
 
