@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import CACHE
@@ -82,3 +83,10 @@ def build(
         subprocess.run([*command, "-o", str(made)], check=True)
         made.rename(out)
     return out
+
+
+def said_by(*command: object, **more: Any) -> str:
+    """What a program printed that ended well. more: arguments of subprocess.run."""
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=900, **more)
+    assert done.returncode == 0, f"{done.stdout[-3000:]} {done.stderr[-3000:]}"
+    return done.stdout

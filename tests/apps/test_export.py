@@ -200,6 +200,7 @@ REFUSED: list[tuple[dict[str, Any], type[EdgeError], str]] = [  # `model` among 
     ({"gpu": True, "model": "stablelm", "kv_dtype": "int4"}, EdgeError,
      "no int4 KV rows of heads of 16 values, 8 of them rotated"),
     ({"gpu": True, "model": "kimi-linear"}, EdgeError, "no latent attention: export without --gpu"),
+    ({"gpu": True, "device": "web", "kv_policy": "h2o"}, EdgeError, "KV policies that look at rows (h2o, kvzap)"),
     ({"model": "encoders/bert", "lora_rank": 8}, UnsupportedError, "encoders have no room for adapters"),
     ({"model": "encoders/bert", "gpu": True}, UnsupportedError, "encoders"),
     ({"model": "encoders/bert", "npu": True}, UnsupportedError, "encoders"),

@@ -13,7 +13,7 @@ import kotlin_programs
 import pytest
 from bundles import Answer, bundle_of, model_of, pair_of
 from kotlin_programs import KOTLIN, LIBRARIES, PROGRAMS, build_jni, classpath, compile_kotlin, java_home, run_kotlin
-from runtime_library import build
+from runtime_library import build, said_by
 
 from edge import export
 from edge.apps.archives import AAR, JAR, write_aar
@@ -23,153 +23,132 @@ from edge.backends.tvm.targets import choose_target
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 BUSY = "the session is busy with an answer: cancel it or wait for its end"
 
-
-@pytest.fixture(scope="module")
-def echo() -> dict[str, list[str]]:
-    """What Echo.kt of tests/apps/kotlin saw of echo.c, which answers with the question and counts wrong calls."""
-    return run_kotlin(programs(), "edge.runtime.EchoKt", build_jni(PROGRAMS / "echo.c"))
-
-
-@pytest.fixture(scope="module")
-def phone() -> dict[str, list[str]]:
-    """What Phone.kt of tests/apps/kotlin saw of Android.kt, on classes like Android's (android beside it)."""
-    return run_kotlin(programs(), "edge.runtime.PhoneKt", build_jni(PROGRAMS / "echo.c"))
-
-
-def programs() -> Path:
-    """All Kotlin there is but the sample."""
-    return compile_kotlin(KOTLIN / "src", PROGRAMS)
-
-
-@pytest.mark.exhaustive
-def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
-    assert echo["info"] == [
+# echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
+# repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
+UNSEEN = "encoder=31, pictures=32, pictureJoules=3.5, pictureSeconds=4.5)"
+MEMORY, DRAFTS = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
+GPU = f"engine=GPU, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25, {UNSEEN}"
+OPTIONS = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
+DEFAULTS = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
+ECHO = {
+    "info": [
         "ModelInfo(name=echo 😀, license=MIT, policy=streaming, kvDtype=int8, isa=avx2, vocab=300, context=2048, "
         "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8, dimensions=3)"
-    ]
-    # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
-    # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
-    unseen = "encoder=31, pictures=32, pictureJoules=3.5, pictureSeconds=4.5)"
-    memory, drafts = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
-    measured = "joules=3002001.0, seconds=9321.0, measured=true"
-    gpu = f"engine=GPU, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25, {unseen}"
-    options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
-    assert echo["unread"] == [
-        f"{options}, {memory}, tokens=0, evicted=0, {drafts}, joules=0.0, seconds=9321.0, measured=false, {gpu}"
-    ]
-    assert echo["read"] == [f"{options}, {memory}, tokens=1, evicted=0, {drafts}, {measured}, {gpu}"]
-    none = f"engine=AUTO, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25, {unseen}"
-    defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
-    assert echo["defaults"] == [
-        f"{defaults}, {memory}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "
-        f"measured=true, {none}"
-    ]
-    assert echo["vector"] == [f"[4.0, {float('é'.encode()[-1])}, {3 + len('query') / 16}]"]
-    assert echo["vectors"] == [f"{float(sum(range(100)) + 99 * ord('x') - 1)}"]
-    assert (echo["form"], echo["free"]) == (["UNSUPPORTED: not enforced"], ["UNSUPPORTED: free"])
-    assert echo["bias"] == ["BAD_ARGUMENT: biases"]
-    assert (echo["tools"], echo["choice"]) == (["UNSUPPORTED: not these tools"], ["BAD_ARGUMENT: é"])
-    assert echo["calls"] == ['[first f {"é": 1}, second f {"é": 1}]']
-    assert echo["result"] == ["done"]
-    assert echo["too few"] == ["dimensions is -1, but must not be negative"]
-    assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
-    assert echo["appended ids"] == [
+    ],
+    "unread": [
+        f"{OPTIONS}, {MEMORY}, tokens=0, evicted=0, {DRAFTS}, joules=0.0, seconds=9321.0, measured=false, {GPU}"
+    ],
+    "read": [
+        f"{OPTIONS}, {MEMORY}, tokens=1, evicted=0, {DRAFTS}, joules=3002001.0, seconds=9321.0, measured=true, {GPU}"
+    ],
+    "defaults": [
+        f"{DEFAULTS}, {MEMORY}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "
+        f"measured=true, engine=AUTO, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25, {UNSEEN}"
+    ],
+    "vector": [f"[4.0, {float('é'.encode()[-1])}, {3 + len('query') / 16}]"],
+    "vectors": [f"{float(sum(range(100)) + 99 * ord('x') - 1)}"],
+    "form": ["UNSUPPORTED: not enforced"],
+    "free": ["UNSUPPORTED: free"],
+    "bias": ["BAD_ARGUMENT: biases"],
+    "tools": ["UNSUPPORTED: not these tools"],
+    "choice": ["BAD_ARGUMENT: é"],
+    "calls": ['[first f {"é": 1}, second f {"é": 1}]'],
+    "result": ["done"],
+    "too few": ["dimensions is -1, but must not be negative"],
+    "ids": [str([*"é".encode(), ord("a") + 1000])],
+    "appended ids": [
         "[Piece(text=H, token=72, finish=GOING, done=2, asked=3), "
         "Piece(text=i, token=105, finish=GOING, done=2, asked=3), Piece(text=, token=-1, finish=EOS, done=2, asked=3)]"
-    ]
-    assert echo["loaded"] == ["later 😀"]
+    ],
+    "loaded": ["later 😀"],
     # The last byte of its array, a hundred times its scale, and its descriptor plus one.
-    assert echo["adapters"] == ["[98005000, 10008, 97010000, 0]"]
-    assert echo["adapter"] == ["BAD_ARGUMENT: the scale is too large"]
+    "adapters": ["[98005000, 10008, 97010000, 0]"],
+    "adapter": ["BAD_ARGUMENT: the scale is too large"],
+    # Emoji and U+0000, with which JNI's own strings have trouble; half a surrogate pair is no character.
+    "echo": ["😀 𝄞 e\u0301 日本", "", "\0nul\0", "a?b", "100000"],
+    # Errors of the library
+    "missing": ["BAD_FILE: no file 😀 there"],
+    "nul": ["the path contains the character U+0000"],
+    "named": ["BAD_ARGUMENT: call answer, append Role.USER, set EdgeOptions.npu, not edge_other"],
+    "stop": ["BAD_ARGUMENT: a stop has more than 128 bytes"],
+    "stops": ["BAD_ARGUMENT: more than 16 stops"],
+    "threads": ["threads is 0, but must be at least 1"],
+    "nothing asked": ["BAD_ARGUMENT: nothing was asked"],
+    "failed": ["FAILED: the model computed no number"],
+    "failed finish": ["null"],
+    "after": ["after"],
+    "too long": ["FULL: the text is too long"],
+    "rewind": ["UNSUPPORTED: rows were evicted"],
+    "closed": ["the session is closed"],
+    "closed answer": ["INTERRUPTED"],
+    "model closed": ["the model is closed"],
+    # An app takes fewer pieces, cancels the coroutine, calls `cancel`, or closes the session or the model.
+    "three": ["slo"],
+    "three finish": ["INTERRUPTED"],
+    "next": ["next"],
+    "busy": [BUSY],
+    "busy answer": [BUSY],
+    "busy finish": ["null"],  # what was refused has not ended it
+    "job": ["true INTERRUPTED"],
+    "cancel": ["true INTERRUPTED"],
+    "close": ["true INTERRUPTED"],
+    "left": ["INTERRUPTED"],
+    "faults": ["0"],  # no call from two threads, and none after the end
+}
+PHONE = {
+    # Energy is current times voltage, or unknown.
+    "steady": ["[0.0, 4.0, 8.0]"],  # 1 A at 4 V
+    "rising": ["[0.0, 8.0]"],  # from 4 W to 12 W
+    "sign": ["[0.0, 2.0]"],
+    "charging": ["[0.0, null, 0.0, 4.0]"],
+    "milliamperes": ["[null]"],
+    "zero": ["[null]"],
+    "unknown": ["[null, null]"],
+    "voltage": ["[null, null]"],
+    "gap": ["[0.0, 0.0, 0.0]"],
+    # Android's sensors
+    "nothing": ["Readings(joules=null, celsius=null, headroom=null, available=700)"],
+    "read": ["Readings(joules=4.0, celsius=31.5, headroom=0.5, available=0)"],  # 2 W for 2 s
+    "asked": ["3"],  # thermal headroom, of five readings in two seconds
+    "old": ["null"],  # Android 10 has no thermal headroom
+    # Steps are told to a hint session, whose target is the shortest; drafts (0 ms) and pauses (99 ms) are none. Other
+    # threads get a new one.
+    "steps": ["[create [1, 2] true, ran 9000000, target 8000000, ran 8000000, ran 12000000]"],
+    "others": ["[close, create [3] true, ran 9000000]"],
+    "none": ["[close] []"],
+    "refused": ["[]"],
+    "before": ["[]"],
+    "power": ["([], 0)"],
+    # Each level trims, also while an answer runs.
+    "trims": ["[1000, 1000, 1000, 2000, 2000, 3000, 3000]"],
+    "while answering": ["26013"],  # the trims before, 13 soft ones, and 13 tokens
+    "closed": ["0 0"],
+    # Assets are copied once, and whole.
+    "no asset": ["model.edge []"],
+    "broken": ["no space left []"],
+    "copied": ["opened opened [1-model.edge] 1"],
+    "updated": ["opened [2-model.edge] 2"],
+    "eyes": ["rows [2-eyes.edge, 2-model.edge]"],
+}
 
 
-def test_kotlin_passes_every_character_on(echo: dict[str, list[str]]) -> None:
-    """Emoji and U+0000, with which JNI's own strings have trouble; half a surrogate pair is no character."""
-    assert echo["echo"] == ["😀 𝄞 e\u0301 日本", "", "\0nul\0", "a?b", "100000"]
+def run_with_echo(program: str) -> dict[str, list[str]]:
+    """What a program of tests/apps/kotlin saw of echo.c, which answers with the question and counts wrong calls."""
+    return run_kotlin(compile_kotlin(KOTLIN / "src", PROGRAMS), program, build_jni(PROGRAMS / "echo.c"))
 
 
-def test_kotlin_throws_errors_of_the_library(echo: dict[str, list[str]]) -> None:
-    assert echo["missing"] == ["BAD_FILE: no file 😀 there"]
-    assert echo["nul"] == ["the path contains the character U+0000"]
-    assert echo["named"] == ["BAD_ARGUMENT: call answer, append Role.USER, set EdgeOptions.npu, not edge_other"]
-    assert echo["stop"] == ["BAD_ARGUMENT: a stop has more than 128 bytes"]
-    assert echo["stops"] == ["BAD_ARGUMENT: more than 16 stops"]
-    assert echo["threads"] == ["threads is 0, but must be at least 1"]
-    assert echo["nothing asked"] == ["BAD_ARGUMENT: nothing was asked"]
-    assert echo["failed"] == ["FAILED: the model computed no number"]
-    assert echo["failed finish"] == ["null"]
-    assert echo["after"] == ["after"]
-    assert echo["too long"] == ["FULL: the text is too long"]
-    assert echo["rewind"] == ["UNSUPPORTED: rows were evicted"]
+def test_kotlin_passes_all_on_in_both_directions() -> None:
+    seen = run_with_echo("edge.runtime.EchoKt")
+    assert {name: seen.get(name) for name in ECHO} == ECHO
 
 
-def test_closed_session_raises_an_error(echo: dict[str, list[str]]) -> None:
-    assert echo["closed"] == ["the session is closed"]
-    assert echo["closed answer"] == ["INTERRUPTED"]
-    assert echo["model closed"] == ["the model is closed"]
-
-
-def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) -> None:
-    """An app takes fewer pieces, cancels the coroutine, calls `cancel`, or closes the session or the model."""
-    assert echo["three"] == ["slo"]
-    assert echo["three finish"] == ["INTERRUPTED"]
-    assert echo["next"] == ["next"]
-    assert echo["busy"] == echo["busy answer"] == [BUSY]
-    assert echo["busy finish"] == ["null"]  # what was refused has not ended it
-    assert echo["job"] == ["true INTERRUPTED"]
-    assert echo["cancel"] == echo["close"] == ["true INTERRUPTED"]
-    assert echo["left"] == ["INTERRUPTED"]
-
-
-def test_kotlin_session_refuses_two_threads_and_use_after_end(echo: dict[str, list[str]]) -> None:
-    assert echo["faults"] == ["0"]
-
-
-def test_energy_is_current_times_voltage_or_unknown(phone: dict[str, list[str]]) -> None:
-    assert phone["steady"] == ["[0.0, 4.0, 8.0]"]  # 1 A at 4 V
-    assert phone["rising"] == ["[0.0, 8.0]"]  # from 4 W to 12 W
-    assert phone["sign"] == ["[0.0, 2.0]"]
-    assert phone["charging"] == ["[0.0, null, 0.0, 4.0]"]
-    assert phone["milliamperes"] == phone["zero"] == ["[null]"]
-    assert phone["unknown"] == phone["voltage"] == ["[null, null]"]
-    assert phone["gap"] == ["[0.0, 0.0, 0.0]"]
-
-
-def test_readings_come_from_the_sensors_of_android(phone: dict[str, list[str]]) -> None:
-    assert phone["nothing"] == ["Readings(joules=null, celsius=null, headroom=null, available=700)"]
-    assert phone["read"] == ["Readings(joules=4.0, celsius=31.5, headroom=0.5, available=0)"]  # 2 W for 2 s
-    assert phone["asked"] == ["3"]  # thermal headroom, of five readings in two seconds
-    assert phone["old"] == ["null"]  # Android 10 has no thermal headroom
-
-
-def test_steps_are_reported_to_android_s_hint_session(phone: dict[str, list[str]]) -> None:
-    """The target is the shortest step. Drafts (0 ms) and pauses (99 ms) are none; other threads get a new session."""
-    first = "create [1, 2] true, ran 9000000, target 8000000, ran 8000000, ran 12000000"
-    assert phone["steps"] == [f"[{first}]"]
-    assert phone["others"] == ["[close, create [3] true, ran 9000000]"]
-    assert phone["none"] == ["[close] []"]
-    assert phone["refused"] == phone["before"] == ["[]"]
-    assert phone["power"] == ["([], 0)"]
-
-
-def test_session_closes_its_hints(phone: dict[str, list[str]]) -> None:
-    """There are four tokens and an end; the first step has the prompt."""
-    assert re.fullmatch(r"\(\[create, close\], [34]\) create \[100, 101\] true", phone["session"][0])
-    assert re.fullmatch(r"\(\[create, close\], [34]\)", phone["set"][0])
-
-
-def test_each_level_trims_also_while_an_answer_runs(phone: dict[str, list[str]]) -> None:
-    assert phone["trims"] == ["[1000, 1000, 1000, 2000, 2000, 3000, 3000]"]
-    assert phone["while answering"] == ["26013"]  # the trims before, 13 soft ones, and 13 tokens
-    assert phone["closed"] == ["0 0"]
-
-
-def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
-    assert phone["no asset"] == ["model.edge []"]
-    assert phone["broken"] == ["no space left []"]
-    assert phone["copied"] == ["opened opened [1-model.edge] 1"]
-    assert phone["updated"] == ["opened [2-model.edge] 2"]
-    assert phone["eyes"] == ["rows [2-eyes.edge, 2-model.edge]"]
+def test_android_s_classes_are_read_and_told() -> None:
+    """By doubles of them, which lie in tests/apps/kotlin/android."""
+    seen = run_with_echo("edge.runtime.PhoneKt")
+    assert {name: seen.get(name) for name in PHONE} == PHONE
+    # A session closes its hints. There are four tokens and an end; the first step has the prompt.
+    assert re.fullmatch(r"\(\[create, close\], [34]\) create \[100, 101\] true", seen["session"][0])
+    assert re.fullmatch(r"\(\[create, close\], [34]\)", seen["set"][0])
 
 
 def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
@@ -224,11 +203,8 @@ def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:
     ]  # fmt: skip
     includes = "".join(f"#include <{each}.h>\n" for each in ("jni", "stddef", "stdio"))
     program.write_text(includes + "int main(void)\n{\n" + "\n".join(shown) + "\nreturn 0;\n}\n")
-    seen = []
-    for flags in ([f"-I{KOTLIN / 'jni'}"], [*include, *(f"-D{name}={theirs}" for name, theirs in tables.items())]):
-        done = subprocess.run([build([program], flags)], check=True, capture_output=True, text=True)
-        seen.append(done.stdout)
-    assert seen[0] == seen[1]
+    theirs = [*include, *(f"-D{name}={structure}" for name, structure in tables.items())]
+    assert said_by(build([program], [f"-I{KOTLIN / 'jni'}"])) == said_by(build([program], theirs))
 
 
 # Finished archives, whose classes are compiled by Maven

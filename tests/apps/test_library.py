@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bundles import bundle_sources, model_of
 from conftest import exhaustive
-from runtime_library import GPU_FILES
+from runtime_library import GPU_FILES, said_by
 from shared import made_once
 
 from edge.apps.library import LIBC, LIBDL, LIBM, SHARED, exported, find_toolchain, make_library
@@ -47,17 +47,15 @@ def made(name: str, *, gpu: bool = False) -> Path:
     return made_once(make, name, "library", gpu)
 
 
-def ask(program: str, *arguments: str | Path) -> str:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
-
-
 @EACH
 @pytest.mark.slow
 def test_loaders_find_what_they_want_in_the_library(name: str) -> None:
     """Pages of 16 KiB, no relocations in code, no executable stack, and whole pages that are sealed after loading."""
     library = made(name) / SHARED
     segments = re.findall(
-        r"^ +([A-Z_]+) +0x(\w+) 0x(\w+) 0x\w+ 0x\w+ 0x(\w+) ([RWE ]{3}) 0x(\w+)$", ask("readelf", "-lW", library), re.M
+        r"^ +([A-Z_]+) +0x(\w+) 0x(\w+) 0x\w+ 0x\w+ 0x(\w+) ([RWE ]{3}) 0x(\w+)$",
+        said_by("readelf", "-lW", library),
+        re.M,
     )
     loads = [
         (int(at, 16), int(place, 16), flags, int(align, 16))
@@ -71,7 +69,7 @@ def test_loaders_find_what_they_want_in_the_library(name: str) -> None:
     assert flags["GNU_STACK"] == "RW "
     (end,) = (int(place, 16) + int(size, 16) for kind, _, place, size, _, _ in segments if kind == "GNU_RELRO")
     assert end % PAGE == 0
-    dynamic = re.findall(r"^ 0x\w+ \((\w+)\) +(.*)$", ask("readelf", "-dW", library), re.M)
+    dynamic = re.findall(r"^ 0x\w+ \((\w+)\) +(.*)$", said_by("readelf", "-dW", library), re.M)
     tags = {tag for tag, _ in dynamic}
     assert not tags & {"TEXTREL", "INIT", "INIT_ARRAY", "FINI", "FINI_ARRAY", "RPATH", "RUNPATH"}
     assert "Flags: NOW" in {value for tag, value in dynamic if tag == "FLAGS_1"}
@@ -85,7 +83,7 @@ def test_loaders_find_what_they_want_in_the_library(name: str) -> None:
 @pytest.mark.slow
 def test_library_exports_the_header_and_calls_allowed_functions(name: str) -> None:
     library = made(name) / SHARED
-    symbols = [line.split() for line in ask("nm", "-DP", library).splitlines()]
+    symbols = [line.split() for line in said_by("nm", "-DP", library).splitlines()]
     assert {name for name, kind, *_ in symbols if kind == "T"} == set(exported())
     undefined = {name.partition("@")[0] for name, kind, *_ in symbols if kind in "Uw"}
     assert undefined <= {*LIBC, *LIBM}
@@ -98,7 +96,7 @@ def test_library_exports_the_header_and_calls_allowed_functions(name: str) -> No
 def test_pass_of_a_gpu_calls_what_bionic_has() -> None:
     """The pass takes 48 KiB at most."""
     with_gpu = made("phone", gpu=True) / SHARED
-    undefined = {line.split()[0].partition("@")[0] for line in ask("nm", "-DPu", with_gpu).splitlines()}
+    undefined = {line.split()[0].partition("@")[0] for line in said_by("nm", "-DPu", with_gpu).splitlines()}
     assert {"dlopen", "dlsym", "uname"} <= undefined <= {*LIBC, *LIBDL, *LIBM}
     without, size = (path.stat().st_size for path in (made("phone") / SHARED, with_gpu))
     assert without < size <= without + (48 << 10)

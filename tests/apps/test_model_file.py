@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 from bundles import build_with, bundle_of, bundle_sources, model_of
 from ctypes_bundle import _Error, _Source
-from runtime_library import CHECKED, PLATFORM, build, load_runtime
+from runtime_library import CHECKED, PLATFORM, build, load_runtime, said_by
 from test_assistant import pair  # noqa: F401
 from test_draft_model import LARGE, OTHER
 from test_eagle import head  # noqa: F401
@@ -157,9 +156,7 @@ def fuzz(name: str, count: int, seed: int, *, sessions: bool, **options: str) ->
         trusted = [path for path in parts if path.name == "trusted.c"]
         flags = (*CHECKED, "-Wl,--defsym=edge_json_calls=0")  # which answers call
         program = build([*OPENING, "model_fuzz.c", *trusted], flags)
-    done = subprocess.run([program, model, str(count), str(seed)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{name}, seed {seed}: {done.stderr[-3000:]}"
-    found = re.fullmatch(r"(\d+) of (\d+)\n", done.stdout)
+    found = re.fullmatch(r"(\d+) of (\d+)\n", said_by(program, model, count, seed))
     assert found
     return int(found[1]), int(found[2])
 

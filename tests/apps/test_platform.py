@@ -8,7 +8,6 @@ import mmap
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import pytest
 from conftest import exhaustive
 from ctypes_bundle import _Error as Error
 from ctypes_bundle import _Source as Source
-from runtime_library import PLATFORM, build, load_runtime
+from runtime_library import PLATFORM, build, load_runtime, said_by
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
 from edge.devices.host import _granted_cores
@@ -176,7 +175,7 @@ def arm_cores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
                     path = cpus / f"cpu{cpu}" / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(f"{text}\n")
-        return int(said_by(["qemu-aarch64-static", "-E", f"COUNT={len(clocks)}", str(program)], folder))
+        return int(said_by("qemu-aarch64-static", "-E", f"COUNT={len(clocks)}", program, cwd=folder))
 
     return count
 
@@ -215,8 +214,7 @@ def test_quota_of_cgroups_limits_threads(tmp_path: Path) -> None:
         }.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-        found = subprocess.run([program], cwd=root, env={"COUNT": "4"}, capture_output=True, text=True, check=True)
-        assert int(found.stdout) == cores, (groups, files)
+        assert int(said_by(program, cwd=root, env={"COUNT": "4"})) == cores, (groups, files)
         assert min(4, *map(math.ceil, _granted_cores(root)), 4) == cores, (groups, files)
 
 
@@ -248,9 +246,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, check: Sequen
         flags.append("-rdynamic")
     program = build([*PARTS, "barrier.c", *more], [*flags, *check])
     threads, rounds = 4, 500
-    done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == rounds * threads * (threads + 1) // 2
+    assert int(said_by(program, threads, rounds)) == rounds * threads * (threads + 1) // 2
 
 
 @pytest.mark.wing("C on ARM, under QEMU")
@@ -258,11 +254,7 @@ def test_threads_wait_for_each_other_on_arm() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
     program = build([*PARTS, "barrier.c"], ["-static"], compiler="aarch64-linux-gnu-gcc")
-    assert said_by(["qemu-aarch64-static", str(program), "3", "100"]) == "600"
-
-
-def said_by(command: Sequence[str], folder: Path | None = None) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=folder).stdout.strip()
+    assert said_by("qemu-aarch64-static", program, "3", "100") == "600\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends threads without their process")

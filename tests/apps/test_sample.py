@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +13,7 @@ from bundles import bundle_of
 from kotlin_programs import KOTLIN, SERIALIZATION, build_jni, compile_kotlin, maven_jars, run_kotlin
 from PIL import Image
 from small_models import Small, write_small
+from test_swift import NEEDS_SWIFT, swift
 from test_tool_grammar import MODELS
 
 from edge import export
@@ -162,7 +162,7 @@ let package = Package(
 """
 
 
-@pytest.mark.skipif(shutil.which("swift") is None, reason="no swift on the path")
+@NEEDS_SWIFT
 @pytest.mark.exhaustive
 def test_swift_sample_runs_without_its_views(tmp_path: Path) -> None:
     """Conversation.swift on Linux, in language mode 6 without a warning; schemas of Codable types, by jsonschema."""
@@ -174,13 +174,8 @@ def test_swift_sample_runs_without_its_views(tmp_path: Path) -> None:
     shutil.copy(kit / "Sample" / "App" / "Conversation.swift", app / "Sources" / "Sample")
     shutil.copy(HERE / "ConversationTests.swift", app / "Tests" / "SampleTests")
     (app / "Package.swift").write_text(PACKAGE)
-    strict = [word for flag in ("-swift-version", "6", "-warnings-as-errors") for word in ("-Xswiftc", flag)]
-    strict += ["-Xlinker", "--allow-shlib-undefined"]
-    done = subprocess.run(
-        ["swift", "test", "--package-path", "app", *strict], cwd=tmp_path, capture_output=True, text=True, timeout=1500
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-3000:]
+    words = ("test", "--package-path", "app", "-Xlinker", "--allow-shlib-undefined")
+    said = swift(tmp_path, *words, flags=("-swift-version", "6", "-warnings-as-errors"))
     (schema,) = map(json.loads, re.findall(r"SCHEMA=(.*)", said))
     for value in map(json.loads, re.findall(r"VALUE=(.*)", said)):
         jsonschema.validate(value, schema)

@@ -9,13 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import model_of, pair_of
 from conftest import GOLDEN
-from runtime_library import C_FILES, RUNTIME, includes
+from runtime_library import C_FILES, RUNTIME, includes, said_by
 from small_models import Small, write_small
 from test_tool_grammar import MODELS
 
@@ -48,6 +49,18 @@ def test_sources_follow_swift_s_grammar(path: Path, tmp_path: Path) -> None:
     assert errors(text[:last] + text[last + 1 :])  # so that its silence means something
 
 
+NEEDS_SWIFT = pytest.mark.skipif(shutil.which("swift") is None, reason="no swift on the path")
+
+
+def swift(package: Path, *words: str, flags: Sequence[str] = ()) -> str:
+    """What `swift` says in the folder of a package; it must end well. flags: of its compiler."""
+    passed = [each for flag in flags for each in ("-Xswiftc", flag)]
+    done = subprocess.run(["swift", *words, *passed], cwd=package, capture_output=True, text=True, timeout=1500)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-3000:]
+    return said
+
+
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 SHOWN = """import Testing
 
@@ -67,18 +80,15 @@ SHOWN = """import Testing
 """
 
 
-@pytest.mark.skipif(shutil.which("swift") is None, reason="no swift on the path")
+@NEEDS_SWIFT
 def test_package_passes_its_tests_on_linux(tmp_path: Path) -> None:
     """`swift test` of what was exported, without a warning in language modes 5 and 6; greedy tokens are Python's."""
     kit = tmp_path / "kit"
     export(model_of(MODEL), kit, isas=[choose_target().name], package="swift", **ROWS)
     (kit / "Tests" / "EdgeKitTests" / "Shown.swift").write_text(SHOWN)
     strict = ["-strict-concurrency=complete", "-warnings-as-errors"]
-    for command, flags in (("build", strict), ("test", ["-swift-version", "6", "-warnings-as-errors"])):
-        options = [word for flag in flags for word in ("-Xswiftc", flag)]
-        done = subprocess.run(["swift", command, *options], cwd=kit, capture_output=True, text=True, timeout=900)
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, said[-3000:]
+    for command, chosen in (("build", strict), ("test", ["-swift-version", "6", "-warnings-as-errors"])):
+        said = swift(kit, command, flags=chosen)
         assert "warning: " not in said
     with pair_of(MODEL, **ROWS) as pair:
         tokens, _, _ = pair.ask("Hi", temperature=0, max_tokens=12, ignore_eos=1)
@@ -92,7 +102,7 @@ def test_package_passes_its_tests_on_linux(tmp_path: Path) -> None:
 DOUBLE = Path(__file__).parent / "foundation"
 
 
-@pytest.mark.skipif(shutil.which("swift") is None, reason="no swift on the path")
+@NEEDS_SWIFT
 def test_apple_s_sessions_answer_as_ours(tmp_path: Path) -> None:
     """`EdgeLanguageModel` against declarations of Apple's protocol: its types, and what it makes of transcripts."""
     kit, model = tmp_path / "kit", tmp_path / "m.gguf"
@@ -107,17 +117,11 @@ def test_apple_s_sessions_answer_as_ours(tmp_path: Path) -> None:
     (kit / "Sources" / "FoundationModels").mkdir()
     shutil.copy(DOUBLE / "FoundationModels.swift", kit / "Sources" / "FoundationModels")
     shutil.copy(DOUBLE / "FollowerTests.swift", kit / "Tests" / "EdgeKitTests")
-    command = ["swift", "test", "-Xswiftc", "-swift-version", "-Xswiftc", "6"]
-    done = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=900)
-    said = done.stdout + done.stderr
-    assert (done.returncode, "schemasHoldAndToolsAreCalled() passed" in said) == (0, True), said[-3000:]
+    said = swift(kit, "test", flags=("-swift-version", "6"))
+    assert "schemasHoldAndToolsAreCalled() passed" in said, said[-3000:]
 
 
 ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang")
-
-
-def ask(*command: str | Path) -> str:
-    return subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True).stdout
 
 
 def clang(folder: Path, target: str, *arguments: str | Path) -> str:
@@ -144,11 +148,11 @@ def test_c_target_builds_for_ios(tmp_path: Path) -> None:
     for source in sources:
         out = tmp_path / f"{source.name}.o"
         assert clang(tmp_path, "aarch64-ios.15.0", *flags, source, "-o", out) == "", source.name
-        told = ask("llvm-objdump", "--macho", "--private-headers", out)
+        told = said_by("llvm-objdump", "--macho", "--private-headers", out)
         assert re.search(r"LC_BUILD_VERSION\n.*\n +platform ios\n.*\n +minos 15\.0", told), source.name
         if source.suffix == ".S":
             assert set(re.findall(r"segname (__\w+)", told)) <= {"__TEXT", "__LD"}  # nothing that is written
-        symbols = ask("llvm-objdump", "--syms", out).splitlines()
+        symbols = said_by("llvm-objdump", "--syms", out).splitlines()
         called |= {line.split()[-1] for line in symbols if "*UND*" in line}
         defined |= {line.split()[-1] for line in symbols if re.match(r"\w+ g ", line)}
     assert {"_edge_open", "_edge_run_neon", "_edge_run_i8mm", "_METAL"} <= defined

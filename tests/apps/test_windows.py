@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import Answer, Pair, Text, bundle_of, model_of, recorded_session
+from bundles import Answer, Pair, Text, bundle_of, model_of, recorded_session, refused
 from ctypes_bundle import ERRORS, _options, _Usage
-from wine import COMPILER, build_for_windows, command, run
+from runtime_library import said_by
+from wine import COMPILER, build_for_windows, command, run, windows_path
 
 from edge.apps.enums import Finish, Role
 from edge.apps.library import exported
@@ -96,10 +97,6 @@ class WindowsSession:
         return {str(name): getattr(found, name) for name, kind, *_ in _Usage._fields_ if kind is not ctypes.c_char_p}
 
 
-def windows_path(path: Path) -> str:
-    return "Z:" + str(path.absolute()).replace("/", "\\")
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy in a folder whose name has letters of several alphabets."""
@@ -114,12 +111,8 @@ def program(bundle: Path) -> Path:
     return shutil.copy(built, bundle / "program.exe")
 
 
-def ask(program: str, *arguments: str | Path) -> str:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
-
-
 def test_dll_exports_the_header_and_imports_system_libraries(bundle: Path) -> None:
-    said = ask("x86_64-w64-mingw32-objdump", "-p", bundle / "edge.dll")
+    said = said_by("x86_64-w64-mingw32-objdump", "-p", bundle / "edge.dll")
     assert "file format pei-x86-64" in said
     assert set(re.findall(r"^\t\[ *\d+\] (\w+)$", said, re.M)) == set(exported())
     assert {name.lower() for name in re.findall(r"DLL Name: (\S+)", said)} == {
@@ -157,8 +150,7 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         windows.rewind()
         windows.tell("load", state)
         assert windows.answer("And?") == expected
-        with pytest.raises(InputError, match="threads must be at most 2, for which the model was exported"):
-            windows.set(threads=3)
+        refused(InputError, "threads must be at most 2, for which the model was exported", windows.set, threads=3)
         windows.append(Role.USER, "Hi")
         assert windows.next()[1] == Finish.GOING
         windows.tell("cancel")

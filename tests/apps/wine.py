@@ -34,6 +34,10 @@ def command(*words: str | Path) -> dict[str, Any]:
     return {"args": [wine, *map(str, words)], "env": _environment(), "text": True, "encoding": "utf-8"}
 
 
+def windows_path(path: Path) -> str:
+    return "Z:" + str(path.absolute()).replace("/", "\\")
+
+
 def run(*words: str | Path, **more: Any) -> str:
     """What a program printed."""
     done = subprocess.run(**command(*words), capture_output=True, timeout=600, **more)

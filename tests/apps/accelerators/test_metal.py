@@ -121,4 +121,4 @@ def test_refusals_are_statuses_and_the_cpu_answers(
 
 
 def test_lost_device_is_a_status(bundle: Bundle) -> None:
-    check_lost_device(bundle, bundle.library, "Metal: Caused GPU Hang Error")
+    check_lost_device(bundle, "Metal: Caused GPU Hang Error")

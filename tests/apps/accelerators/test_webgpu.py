@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gpu_sessions
 import pytest
-from bundles import build_with, bundle_of
+from bundles import build_with, bundle_of, refused
 from conftest import exhaustive
 from ctypes_bundle import Bundle, open_bundle
 from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, kernels, sessions, stand_in, variable
-from runtime_library import CHECKED, RUNTIME, build
+from runtime_library import CHECKED, RUNTIME, build, said_by
 
 from edge.apps.enums import Engine, Finish, Role
 from edge.backends.tvm.gpu.hosts import host_named
@@ -82,8 +81,7 @@ def test_answers_are_those_of_the_gpu_engine_evictions_included(name: str) -> No
 def test_refusals_are_statuses_and_the_cpu_answers(bundle: Bundle, refuses: int, says: str, tmp_path: Path) -> None:
     variable(bundle.library, "refuses").value = refuses
     pattern = re.escape(says).replace(r"\.\*", ".*").replace(r"\ ", " ")
-    with pytest.raises(UnsupportedError, match=f"^{pattern}.* set engine to cpu or auto$"):
-        bundle.session(engine=Engine.GPU)
+    refused(UnsupportedError, f"^{pattern}.* set engine to cpu or auto$", bundle.session, engine=Engine.GPU)
     variable(bundle.library, "is_gpu").value = 1
     with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
         use = session.use()
@@ -99,7 +97,7 @@ def test_fixed_state_returns_to_earlier_turns() -> None:
     with (
         open_bundle(bundle_of(name, gpu=True, **ROWS), driver_library(name)) as bundle,
         bundle.session(engine=Engine.CPU, **drawn) as cpu,
-        gpu_sessions.cancelled_session(bundle, bundle.library) as (gpu, runs, cancels_at),
+        gpu_sessions.cancelled_session(bundle) as (gpu, runs, cancels_at),
     ):
         gpu.set(**drawn)
         first, second, third = ([70], Role.IDS), (PROMPT[:40], Role.RAW), ("def", Role.RAW)
@@ -160,12 +158,12 @@ def test_budgets_end_answers_as_on_the_cpu(bundle: Bundle, budget: dict[str, flo
 
 @pytest.mark.exhaustive
 def test_lost_device_is_a_status(bundle: Bundle) -> None:
-    gpu_sessions.check_lost_device(bundle, bundle.library, "WebGPU: .+", later=40)
+    gpu_sessions.check_lost_device(bundle, "WebGPU: .+", later=40)
 
 
 def test_answer_is_cancelled_within_a_burst(bundle: Bundle) -> None:
     """Tokens that were submitted ahead, two submissions each, do not reach the app."""
-    with gpu_sessions.cancelled_session(bundle, bundle.library) as (gpu, runs, cancels_at):
+    with gpu_sessions.cancelled_session(bundle) as (gpu, runs, cancels_at):
         expected = gpu.answer(PROMPT, Role.RAW)[0]
         gpu.rewind()
         gpu.append(Role.RAW, PROMPT)
@@ -214,7 +212,7 @@ def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
     for source in ("webgpu.c", "webgpu_kernels.c"):
         build([source], (*real, "-c"), ".o")
     built = [build([program]), build([program, LIBRARY], (*real, f"-Wl,-rpath,{RESOURCES}"))]
-    said = [subprocess.run([each], capture_output=True, text=True, check=True).stdout for each in built]
+    said = [said_by(each) for each in built]
     assert said[0] == said[1]
     assert "WGPULimits.maxImmediateSize" in said[0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-import subprocess
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from bundles import build_with, bundle_of, refused
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
 from kotlin_programs import run_with_bundle
-from runtime_library import CHECKED, build, load_runtime
+from runtime_library import CHECKED, build, load_runtime, said_by
 from test_model_file import set_field
 from test_runtime_pass import SOURCES, host_isa
 from test_sight import NAMES, open_golden_tower
@@ -32,7 +31,7 @@ from edge.converters.huggingface.reader import convert_folder
 from edge.devices.profiles import HOST, find_profile
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.formats.gguf_writer import Planned, fields_of, write_gguf
+from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
 from edge.model.towers import PictureTower, read_tower
 from edge.options import Options
@@ -166,10 +165,8 @@ def test_kotlin_answers_about_bitmaps_are_those_of_transformers(golden: dict[str
 def test_any_calls_with_pictures_run_under_sanitizers(seed: int, tmp_path: Path) -> None:
     chosen = CHOSEN | {"max_kv_size": 128}
     model, program = build_with(("image_fuzz.c",), str(TEXT), *CHECKED, **chosen)
-    command = [program, model, model.parent / "eyes.edge", tmp_path / "damaged", seed, 400]
-    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(int(each) > 10 for each in done.stdout.split())  # both were taken and refused
+    said = said_by(program, model, model.parent / "eyes.edge", tmp_path / "damaged", seed, 400)
+    assert all(int(each) > 10 for each in said.split())  # both were taken and refused
 
 
 def test_invalid_pictures_are_refused(golden: dict[str, Any], tmp_path: Any) -> None:
@@ -297,9 +294,7 @@ def test_prompt_and_rows_are_those_of_transformers(name: str, folder: Path, tmp_
     program = build([*SOURCES, "eyes_harness.c", *files, *tables, *exported_objects(made.designs)])
     height, width, _ = golden["picture"].shape
     (tmp_path / "picture").write_bytes(np.array([width, height, 0], "<u4").tobytes() + golden["picture"].tobytes())
-    command = [program, tmp_path / "eyes.edge", isa, "1", tmp_path / "picture", tmp_path / "rows"]
-    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
+    said_by(program, tmp_path / "eyes.edge", isa, 1, tmp_path / "picture", tmp_path / "rows")
     data = (tmp_path / "rows").read_bytes()
     length = int(np.frombuffer(data, "<u4", 1)[0])
     assert data[4 : 4 + length].decode().replace("\1", "<image>") == str(golden["prompt"])
@@ -358,8 +353,8 @@ def test_file_with_ears_too_is_exported_without_them(
     text = open_model(text_of("gemma4", folder))
     files = [read_gguf(path) for path in (eyes_of("gemma4", text, folder), GOLDEN / "heard" / "gemma4.gguf")]
     held = [(file, info) for file in files for info in file.tensors.values()]
-    plans = [Planned(info.name, info.shape, info.type) for _, info in held]
-    data = [file.tensor_bytes(info).reshape(info.rows, -1) for file, info in held]
+    data = (file.tensor_bytes(info) for file, info in held)
+    plans = planned_as(info for _, info in held)
     write_gguf(tmp_path / "mmproj.gguf", fields_of(files[1]) | fields_of(files[0]), plans, data)
     chosen = Options().updated(mmproj=str(tmp_path / "mmproj.gguf"), max_kv_size=320)
     found = prepare(text, find_profile(HOST), chosen, [host_isa()])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle_of, model_of
+from bundles import bundle_of, model_of, refused
 from conftest import GOLDEN, exhaustive
 from ctypes_bundle import open_bundle
 from golden.sounds import LONG, SHORT, chirp
@@ -26,7 +26,7 @@ from edge.apps.sections.sounds_file import SOUNDS as SOUNDS_CONFIG
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
 from edge.formats.gguf import read_gguf
-from edge.formats.gguf_writer import Planned, fields_of, write_gguf
+from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
 from edge.media.mel import HOP
 from edge.media.resample import Resampler
 from edge.options import Options
@@ -50,10 +50,8 @@ TEMPLATE = (
 def text_with(marker: str, path: Path) -> Path:
     """A Llama whose template has sounds."""
     file = read_gguf(GOLDEN / "eyes" / "smolvlm.gguf")
-    plans = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
-    data = [file.tensor_bytes(info).reshape(info.rows, -1) for info in file.tensors.values()]
     fields = fields_of(file) | {"tokenizer.chat_template": TEMPLATE.replace("MARKER", marker)}
-    write_gguf(path, fields, plans, data)
+    write_gguf(path, fields, planned_as(file.tensors.values()), map(file.tensor_bytes, file.tensors.values()))
     return path
 
 
@@ -77,20 +75,16 @@ def test_answers_about_sounds_are_those_of_transformers() -> None:
         session.sound(SOUNDS["short"])
         session.append(Role.USER, "What is it?")
         session.append(Role.ASSISTANT, "A tone.")
-        with pytest.raises(edge.InputError, match="finite"):
-            session.sound(np.array([0, np.nan], np.float32))
+        refused(edge.InputError, "finite", session.sound, np.array([0, np.nan], np.float32))
         session.sound(SOUNDS["other"])
         assert session.answer("And this: ?")[2] == Finish.LENGTH
         for turn in range(8):  # rows are evicted, whole sounds at a time
             session.sound(SOUNDS["long" if turn % 2 else "short"])
             assert len(session.answer("What is it, and what is behind it? " * (1 + turn % 3))[0]) == COUNT
         assert session.use()["evicted"] > 0
-        with pytest.raises(edge.UnsupportedError, match="no eyes"):
-            session.image(np.zeros((8, 8, 3), np.uint8))
-        with pytest.raises(edge.InputError, match="do not fit"):
-            session.sound(np.zeros(16000 * 20, np.float32))
-        with pytest.raises(edge.InputError, match="rate must be"):
-            opened.sound_tokens(100, 100)
+        refused(edge.UnsupportedError, "no eyes", session.image, np.zeros((8, 8, 3), np.uint8))
+        refused(edge.InputError, "do not fit", session.sound, np.zeros(16000 * 20, np.float32))
+        refused(edge.InputError, "rate must be", opened.sound_tokens, 100, 100)
 
 
 @pytest.mark.parametrize("name", ["qwen2audio", *map(exhaustive, ("ultravox", "voxtral"))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,7 +15,7 @@ from bundles import build_with, bundle_of, model_of, pair_of, refused
 from conftest import exhaustive
 from ctypes_bundle import BundleSession, open_bundle
 from lora_files import write_adapter
-from runtime_library import CHECKED
+from runtime_library import CHECKED, said_by
 from small_models import Small, write_small
 
 from edge.apps.enums import Role
@@ -155,8 +154,7 @@ def test_foreign_adapters_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error, match=says):
             export_adapter(model_of(model), lora, bundle, tmp_path / "a.edge")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="--lora-rank must be from 0 to 1024, not 2000"):
-        bundle_of(name, lora_rank=2000, **ROWS)
+    refused(InputError, "--lora-rank must be from 0 to 1024, not 2000", bundle_of, name, lora_rank=2000, **ROWS)
 
 
 def test_damaged_adapters_leave_a_session_without_one() -> None:
@@ -184,7 +182,5 @@ def test_no_damage_leads_outside_of_the_memory() -> None:
     model, program = build_with(("adapter_fuzz.c",), name, *CHECKED, lora_rank=ROOM, **ROWS)
     path = model.with_name("a.edge")
     export_adapter(model_of(name), adapter_of(name, 1), model.parent, path, force=True)
-    done = subprocess.run([program, model, path, "3000", "1"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    accepted, count = map(int, done.stdout.split(" of "))
+    accepted, count = map(int, said_by(program, model, path, 3000, 1).split(" of "))
     assert 0.05 * count < accepted < 0.9 * count

@@ -124,8 +124,7 @@ def test_usage_and_tokens_are_read_while_another_thread_computes() -> None:
         expected = session.tokenize("The 😀 fox")
         thread = threading.Thread(target=session.append, args=(Role.IDS, LONG * 4000))
         thread.start()
-        with pytest.raises(BusyError, match="another thread"):
-            count_until_refused(session)
+        refused(BusyError, "another thread", count_until_refused, session)
         seen = []
         while len(seen) < 50 or not seen[-1]:
             assert session.tokenize("The 😀 fox") == expected

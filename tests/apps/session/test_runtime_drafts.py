@@ -16,15 +16,12 @@ from bundles import build_with, bundle_of, pair_of
 from conftest import GOLDEN, exhaustive
 from ctypes_bundle import open_bundle
 from drafters import always_drafting
-from hypothesis import given
-from hypothesis import strategies as st
 from runtime_library import load_runtime
 from test_assistant import TORCH, pair  # noqa: F401
 from test_draft_model import LARGE
 from test_eagle import head  # noqa: F401
 from test_mtp_drafts import HELD_OUT
 from test_mtp_drafts import MODEL as PREDICTS
-from test_speculation import repetitive_texts
 
 from edge import export
 from edge.apps.enums import Role, Speculate
@@ -191,20 +188,6 @@ def test_draft_lengths_are_those_of_the_python_session(model: Drafter | None, mo
     both.begin()
     both.time(0, 1.0)
     both.check_gain()
-
-
-@given(repetitive_texts(), st.integers(0, 3))
-def test_copied_drafts_are_those_of_the_python_session(pieces: list[list[int]], skipped: int) -> None:
-    """Whatever the text: the longest match, of many places; where it is not verified, the same is learned."""
-    both = Both(5)
-    for rows in range(1, 7):
-        for _ in range(3):
-            both.time(rows - 1, 1 + 0.3 * rows)
-    for number, piece in enumerate(pieces):
-        for part in [piece] if number % 3 == 0 else [[token] for token in piece]:
-            both.note(part)
-            if len(part) > skipped or number % 2:
-                both.propose(5)
 
 
 # Models and layers that draft

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ import pytest
 from bundles import bundle_of, model_of, pair_of
 from conftest import exhaustive
 from ctypes_bundle import open_bundle
-from runtime_library import PLATFORM, build, load_runtime
+from runtime_library import PLATFORM, build, load_runtime, said_by
 from small_models import Small, random_bytes, write_small
 
 from edge.apps.enums import Finish, Role
@@ -124,9 +123,7 @@ def run_in_c(folder: Path, case: Case, flags: Sequence[str] = ()) -> FloatArray:
     for number, tokens in enumerate(case.passes):
         numbers += [np.array([-tokens.size if number == 20 else tokens.size], np.int32), tokens]
     (folder / "input").write_bytes(b"".join(each.tobytes() for each in numbers))
-    arguments = [folder / "model.edge", isa, str(case.threads), "1", folder / "input", folder / "output"]
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr.strip()) == (0, "")
+    said_by(program, folder / "model.edge", isa, case.threads, 1, folder / "input", folder / "output")
     return np.fromfile(folder / "output", np.float32)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import time
 import unicodedata
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +16,7 @@ import pytest
 from conftest import GOLDEN, examples, exhaustive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_library import CHECKED, build
+from runtime_library import CHECKED, build, said_by
 from runtime_tokens import SOURCES, CTokenizer, cut_words
 from test_gguf_file import BOOL, GGUF, STRING, U32
 from test_pre_tokenizers import PRE_TOKENIZERS, RULES, SEPARATING, gemma4, mixed_texts
@@ -186,20 +184,12 @@ def test_token_of_more_bytes_than_a_buffer_is_refused(tmp_path: Path) -> None:
 
 @EACH
 def test_long_text_in_blocks_has_the_ids_of_python(model: str) -> None:
-    """Blocks with and without places to cut."""
+    """Blocks with and without places to cut. Without any, time is linear: quadratic code would take hours."""
     python, c = both(model)
     for text in (MANUAL[:20_000], "\u4f60" * 9_000 + "a b" + MANUAL[:9_000], "ab" * 35_000 + " b c"):
         assert c.encode(text) == python.encode(text).tolist()
-
-
-@EACH
-@pytest.mark.parametrize("char", ["a", " ", "\n", "👍"])
-def test_million_equal_characters_take_linear_time(model: str, char: str) -> None:
-    """Linear code without recursion takes a few tenths of a second."""
-    _, c = both(model)
-    start = time.process_time()
-    c.encode(char * 1_000_000)
-    assert time.process_time() - start < 10
+    for char in ("a", " ", "\n", "👍"):
+        assert c.encode(char * 1_000_000)
 
 
 def test_merges_take_no_memory_once_a_text_is_encoded(tmp_path: Path) -> None:
@@ -224,10 +214,7 @@ def fuzz(tmp_path: Path, tokenizer: TokenizerLike, seed: int, mutants: int) -> i
     names = ("tokens", "words", "letters", "text")
     for name, data in zip(names, (*tokenizer_sections(tokenizer), text), strict=True):
         (tmp_path / name).write_bytes(data)
-    command = [program, *(tmp_path / name for name in names), str(seed), str(mutants)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return int(said_by(program, *(tmp_path / name for name in names), seed, mutants))
 
 
 @pytest.mark.parametrize("name", ["whole words", "user-defined tokens", "composed characters", "Gemma 4"])
@@ -332,14 +319,6 @@ def test_piece_of_a_blank_is_found(tmp_path: Path) -> None:
 def test_any_text_of_encoders_has_the_ids_of_libraries(text: str) -> None:
     for name in ENCODERS:
         check_encoder(name, [text])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ENCODERS)
-def test_every_character_has_the_ids_of_libraries(name: str) -> None:
-    points = [each for each in range(0x110000) if not 0xD800 <= each < 0xE000]
-    texts = [" ".join(f"a{chr(each)}b" for each in points[at : at + 64]) for at in range(0, len(points), 64)]
-    check_encoder(name, texts)
 
 
 @pytest.mark.parametrize("name", ["bert", exhaustive("xlm-roberta")])

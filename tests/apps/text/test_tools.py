@@ -114,8 +114,7 @@ def test_calls_of_strict_tools_match(session: BundleSession) -> None:
     session.choose("none")
     session.constrain(Form.REGEX, "a+")
     for state in (lambda: session.choose("auto"), lambda: session.tools(strict)):
-        with pytest.raises(InputError, match="the form of edge_constrain"):
-            state()
+        refused(InputError, "the form of edge_constrain", state)
     session.constrain(Form.FREE)
     unsound: Any = [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}]
     refused(UnsupportedError, "cannot be enforced: not", session.tools, unsound)
@@ -148,6 +147,7 @@ def test_cancelled_results_leave_calls_and_rewound_turns_none(session: BundleSes
         assert session.use()["rows"] <= rows
         assert [name for _, name, _ in session.calls()] == ["nothing"] * 2
     session.append(Role.RESULT, "one")
+    refused(InputError, "results wait for their answer: call edge_next", session.save)
     session.rewind()
     assert session.calls() == []
     ran = session.use()["tokens"]
@@ -161,13 +161,6 @@ def test_text_behind_a_stop_string_is_not_shown(session: BundleSession) -> None:
     """It was held as a call until that was none, and as the beginning of another from there on."""
     session.tools(NOTHING)
     assert say(session, r'<tool_call>\{"x": "aEND", <', stop=["END"]) == ('<tool_call>{"x": "a', Finish.STOP)
-
-
-def test_results_that_wait_are_not_saved(session: BundleSession) -> None:
-    session.tools(NOTHING)
-    say(session, CALL)
-    session.append(Role.RESULT, "18")
-    refused(InputError, "results wait for their answer: call edge_next", session.save)
 
 
 def test_invalid_tools_and_choices_are_refused(session: BundleSession) -> None:
