@@ -20,9 +20,11 @@ import pytest
 from conftest import load_engine, open_golden
 from fork_server import COMMAND, forking
 from surroundings import SILENT_S
+from test_cli import edge_here
 
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp.library import is_installed, library
+from edge.backends.reference.engine import ReferenceEngine
 from edge.cli.terminal import signals
 from edge.cli.terminal.show import ProgressLine
 from edge.cli.terminal.signals import Terminated
@@ -81,6 +83,13 @@ def test_broken_pipe_sets_exit_code_alone() -> None:
     with open(writer, "wb") as pipe:
         done = subprocess.run([sys.executable, "-m", "edge", "--help"], stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_pipe_that_does_not_block_gets_everything() -> None:
+    code = "import os; from edge.cli.terminal.streams import open_streams; os.set_blocking(1, False); open_streams()"
+    command = [sys.executable, "-c", f"{code}; print('x' * (1 << 20))"]
+    done = subprocess.run(command, capture_output=True, timeout=240)
+    assert (done.returncode, len(done.stdout)) == (0, (1 << 20) + 1)
 
 
 def test_characters_that_cannot_be_shown_are_replaced(answer: bytes) -> None:
@@ -189,6 +198,23 @@ def test_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseExce
     assert calls == [[number]]
     with pytest.raises(error):  # the handlers are back
         signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_interrupted_answer_has_its_report_in_json(
+    number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, signals_to_come = ReferenceEngine.forward, iter([number])
+
+    def interrupted(self: ReferenceEngine, *arguments: Any) -> Any:
+        for each in signals_to_come:
+            signal.raise_signal(each)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(ReferenceEngine, "forward", interrupted)
+    done = edge_here(*RUN.split(), "-p", "x", "--json")
+    assert (done.returncode, json.loads(done.stdout)["stop_reason"]) == (128 + number, reason)
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")

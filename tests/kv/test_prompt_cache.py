@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -164,6 +166,22 @@ def test_damage_costs_warning_and_time_to_run_prompt(
             found.append(reused(session))
     assert found == [0, BLOCK, 2 * BLOCK, 149]
     assert len(caplog.messages) == len(files) == 3
+
+
+def test_read_only_folder_is_read(
+    open_session: OpenSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    options = {"prompt_cache": tmp_path, "max_kv_size": 256}
+    answer(open_session(**options), some_tokens(150))
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr("edge.prompt_cache.disk.file_lock", refuse)
+    session = open_session(**options)
+    answer(session, some_tokens(150))
+    assert reused(session) == 149
+    assert "the prompt cache could not be written: Read-only" in caplog.text
 
 
 _RUN = """

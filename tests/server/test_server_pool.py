@@ -11,6 +11,7 @@ import pytest
 from serving import HELLO, MODEL, OTHER, chat, client_of, error_of, hub_of, served
 from starlette.testclient import TestClient
 
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError
 from edge.run.loaded import Loaded
 from edge.run.request import Request
@@ -164,6 +165,21 @@ def test_models_have_joules_of_their_own(counted: TestClient) -> None:
         assert found >= round(before + spent, 3) - 0.002
         assert spent > 0
     assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
+
+
+@pytest.mark.parametrize(("budget", "free", "share"), [
+    (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (4 << 30, 8 << 30, 256 << 20),
+])  # fmt: skip
+def test_earlier_prompts_have_share_of_memory(
+    budget: int | None, free: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eighth of what is free, less what models that are still to come take; of a budget a sixteenth."""
+    granted = MemoryLimit(free + memory_use().rss, "free memory")
+    monkeypatch.setattr("edge.server.models.pool.memory_limit", lambda: granted)
+    with served(options={"memory": budget}) as client:
+        chat(client)
+        found = client.get("/props").json()["edge"]["memory"]["prompts"]
+        assert found == share if budget or free < 1 << 30 else share * 0.9 < found <= share
 
 
 def test_client_that_does_not_read_is_given_up() -> None:

@@ -262,6 +262,17 @@ def test_unwritable_folder_names_the_remedy(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_read_only_folder_serves_its_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    path = make()
+    os.utime(path, (1, 1))  # a copy: its record would be written anew
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert find("weights", KEY, ".bin") == path
+
+
 def test_full_disk_names_the_remedy(folder: Path) -> None:
     with pytest.raises(CacheError, match=r"free \d+ GiB there, or set EDGE_CACHE"):  # noqa: SIM117
         with create("weights", KEY, ".bin", expected=1 << 60):
@@ -292,6 +303,19 @@ print("found" if path else "made")
             assert first.communicate("go\n", timeout=240)[0] == "made\n"
             assert second.communicate("go\n", timeout=240)[0] == "found\n"
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_network_folders_without_locks_are_used(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    lockless = number == errno.ENOLCK
+    with contextlib.nullcontext() if lockless else pytest.raises(CacheError), lock("weights", KEY):
+        make()
+    assert len(entries()) == lockless
 
 
 def test_command_list_and_clear(folder: Path) -> None:

@@ -216,6 +216,14 @@ def test_gpus_work_costs_as_that_of_all_cores() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
+def test_confirmed_drafts_end_at_deadline_or_beyond_energy() -> None:
+    app = App({"time": 2.0, "energy": 8.0}, True, Power())
+    app.start()
+    for seconds, joules, end in ((1.0, 8.0, None), (0.0, 1.0, "energy"), (1.0, 0.0, "time")):
+        app.work(seconds, joules, 0)
+        assert STOPS.get(app.lib.watch_spent(app.c)) == end
+
+
 @pytest.mark.parametrize("spare", [0, 3 * MIB, 50 * MIB])
 def test_memory_is_returned_until_none_is_left(spare: int) -> None:
     """Two consecutive readings of less than 6 MiB; 0 is what iOS says where there is no limit."""
