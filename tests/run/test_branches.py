@@ -18,9 +18,11 @@ from edge.errors import BudgetError, BusyError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.branching.outlining import points_of
+from edge.run.branching.several import Spent
 from edge.run.branching.voting import words_of
 from edge.run.budgets.meters import Watch
 from edge.run.conversation import Conversation
+from edge.run.request import Request
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
@@ -243,6 +245,12 @@ def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkey
             list(session.stream(BENEFITS, follow_up=True, outline=True, time_limit=1e-6))
         assert session.report.branched is not None
         assert (session.report.stop_reason, talk.messages) == ("time", messages)
+
+
+def test_waiting_points_get_later_deadlines(open_session: Callable[..., Session]) -> None:
+    spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0))
+    shares = [spent.share(number, 4) for number in range(4)]
+    assert shares == [pytest.approx(each, abs=1) for each in (50, 60, 70, 80)]
 
 
 def test_points_are_lines_of_numbered_lists() -> None:

@@ -161,6 +161,16 @@ def test_invalid_conversation_changes_nothing(open_session: Open, tmp_path: Path
         assert path.read_text() == text
 
 
+def test_another_system_prompt_is_there_from_beginning(open_session: Open) -> None:
+    session = open_session()
+    talk = Conversation(session, system="Be brief.")
+    answer = ask(talk, "one")
+    talk.system = "Be long."
+    said = ask(talk, "two")
+    whole = chatml(session.model, [("system", "Be long."), ("user", "one"), ("assistant", answer), ("user", "two")])
+    assert said == session.generate(whole, **SHORT)
+
+
 def test_failed_turn_is_not_kept(open_session: Open) -> None:
     talk = Conversation(open_session(kv_policy="full", max_kv_size=100))
     before = ask(talk, "one")

@@ -6,18 +6,23 @@ import json
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from conftest import SHARED_FIXTURES, examples
+from conftest import GOLDEN, SHARED_FIXTURES, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import edge
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
 from edge.run import history
+from edge.run.decoding.generation import Generation
 from edge.run.history import Phase, Run, Setting, append, clear_history, earlier_runs, history_path, history_size
 
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 SETTING = Setting("a processor", "0" * 16, "cpu", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
 
@@ -106,12 +111,23 @@ def remembered() -> list[Run | None]:
     return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
 
 
+def test_held_or_cut_runs_are_left_out() -> None:
+    with edge.load(MODEL, backend="reference", max_kv_size=64) as session:
+        session.generate("one two three", raw=True, max_tokens=4, ignore_eos=True)
+        report, plan, run = session.report, session.plan, cast(Generation, SimpleNamespace(is_typical=True))
+    held, cut = replace(report.timings, paused_s=1.0), replace(report.tokens, ran=1)
+    changed = [replace(report, timings=held), replace(report, tokens=cut), replace(report, actions=("x",))]
+    clear_history()
+    for each in (*changed, report):
+        history.remember_run(session.spec, run, plan, each)
+    assert history_size()[0] == 1
+
+
 @pytest.mark.usefixtures("never_held")
 def test_runs_are_remembered_and_can_be_forgotten() -> None:
     command = CliRunner()
-    model = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
     flags = ["--raw", "--ignore-eos", "--backend", "reference", "--json"]
-    done = command.invoke(app, ["run", model, "-p", "one two three", "-n", "12", *flags])
+    done = command.invoke(app, ["run", MODEL, "-p", "one two three", "-n", "12", *flags])
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
     [run] = remembered()
@@ -123,7 +139,7 @@ def test_runs_are_remembered_and_can_be_forgotten() -> None:
     assert run.peak == report["memory"]["peak_rss"]
     assert "three" not in history_path().read_text()
 
-    benched = ["bench", model, "-p", "8", "-n", "9", "-r", "1", "--backend", "reference", "--energy", "--json"]
+    benched = ["bench", MODEL, "-p", "8", "-n", "9", "-r", "1", "--backend", "reference", "--energy", "--json"]
     assert command.invoke(app, benched).exit_code == 0
     assert history_size()[0] == 3
     assert "history of 3 runs" in command.invoke(app, ["cache", "list"]).output

@@ -129,6 +129,13 @@ def test_memory_beyond_budget_ends_run(smollm2: Model, monkeypatch: pytest.Monke
 # What is remembered
 
 
+def test_model_above_prediction_is_given_up(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = 8 << 30
+    monkeypatch.setattr("edge.run.session.memory_use", lambda: MemoryUse(0, budget + 1, None, None))
+    with pytest.raises(BudgetError, match="loading took"):
+        load(smollm2, max_kv_size=256, threads=1, memory=budget)
+
+
 def test_follow_up_equals_fresh_run_over_whole_conversation(
     streaming: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import GOLDEN
 from test_gguf_file import GGUF
@@ -62,6 +63,14 @@ def test_undone_turn_of_hybrid_leaves_no_trace(name: str, backend: str) -> None:
         assert session.rewind(mark)
         assert session.engine.kv.length == other.engine.kv.length
         assert answer(session, "three", follow_up=True) == answer(other, "three", follow_up=True)
+
+
+def test_long_prompt_has_ways_back_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.run.sequences.rows.SNAPSHOT_STEP", 64)
+    with open_session("lfm2", "reference", prefill_step_size=48) as session:
+        answer(session, np.random.default_rng(1).integers(3, 250, 300).astype(np.int32))
+        snapshots = session._sequence.rows.snapshots
+        assert [rows for rows in range(500) if snapshots.latest(rows)[0] == rows > 0] == [64, 128, 192, 256]
 
 
 def test_plan_counts_snapshots_where_they_fit() -> None:

@@ -124,6 +124,13 @@ def test_call_that_is_cut_in_its_tail_is_whole(speaks: Speak, missing: str, reas
         assert session.report.stop_reason == reason
 
 
+def test_single_call_ends_answer_without_parallel_calls(speaks: Speak) -> None:
+    with speaks((size(MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
+        for parallel, calls in ((False, 1), (True, 2)):
+            session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=parallel, max_tokens=300)
+            assert len(session.report.tool_calls) == calls
+
+
 def test_stop_texts_are_searched_in_text_alone(speaks: Speak) -> None:
     with speaks((size(MESSAGES), ANSWER)) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["Rome"]) == "One moment."

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import GOLDEN, open_golden
 from lora_files import write_adapter
-from serving import HELLO, MODEL, PLAIN, chat, error_of, hub_of, served
+from serving import HELLO, MODEL, OTHER, PLAIN, chat, error_of, hub_of, served
 
 import edge
 from edge.documents.indexing import index
@@ -48,6 +48,16 @@ def test_invalid_templates_are_refused(tmp_path: Path, content: bytes | None, wo
         (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match=f"--chat-template .*{words}"):
         load(GOLDEN / f"{MODEL}.gguf", Options.parse(chat_template=tmp_path / "x", backend="reference"))
+
+
+@pytest.mark.parametrize(("models", "option", "words"), [
+    ((MODEL, MODEL), "", "two of the models have the same name"),
+    ((MODEL, OTHER), "chat_template", "--chat-template goes with one model"),
+    ((MODEL, OTHER), "mmproj", "--mmproj goes with one model"),
+])  # fmt: skip
+def test_models_of_one_name_or_one_template_are_refused(models: tuple[str, ...], option: str, words: str) -> None:
+    with pytest.raises(InputError, match=words), served(*models, options={option: "x"} if option else {}):
+        pass
 
 
 @pytest.mark.parametrize(("path", "body"), [

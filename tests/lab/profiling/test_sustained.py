@@ -15,9 +15,10 @@ from test_cli import json_here as edge_json
 
 from edge.devices.profiles import add_profile
 from edge.devices.profiles.file import read_profile
-from edge.devices.profiles.profile import DeviceProfile
+from edge.devices.profiles.profile import DeviceProfile, Speed
 from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.predict import Prediction
+from edge.lab.prediction.sustained import kept_by
 from edge.lab.profiling.kit.device import device_of, with_earlier
 from edge.lab.profiling.kit.result import parse_result
 from edge.lab.profiling.verdict import evidence_of
@@ -102,6 +103,22 @@ def predicted(text: bytes) -> Prediction:
 def test_ranking_is_unchanged_without_throttling(speeds: list[float]) -> None:
     text = result_with(speeds) if speeds else json.dumps(json.loads(result_text()) | {"sustained": None}).encode()
     assert [each.sustained for each in predicted(text).decode] == [None, None]
+
+
+def test_fewer_threads_keep_more_of_their_speed() -> None:
+    """By the power that heat allows: n threads at the clock f draw n · f³."""
+    made = device_with(result_with(THROTTLES))
+    ran = replace(made.speeds[0], threads=4)
+
+    def kept(threads: int, *runs: Speed) -> float:
+        found = kept_by(replace(made, speeds=runs), "other", "f16", threads)
+        assert found
+        return found.speed
+
+    for threads in (1, 2, 4, 8):
+        assert kept(threads, ran) == pytest.approx(min(1.0, (4 * 0.6**3 / threads) ** (1 / 3)))
+    cool = replace(ran, threads=2, sustained_speed=0.97)
+    assert [kept(threads, ran, cool) for threads in (1, 4)] == [1.0, pytest.approx(0.6)]
 
 
 def test_profiles_keep_long_runs_that_are_not_repeated() -> None:
