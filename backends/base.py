@@ -45,7 +45,7 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    sequences: int = 1  # cpu: sequences that run at once, each with `capacity` rows (`BatchedEngine`)
+    sequences: int = 1  # cpu, gpu: sequences that run at once, each with `capacity` rows (`BatchedEngine`)
     observes: bool = False  # attention scores can be summed: cpu and onnx need memory for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)
@@ -208,7 +208,7 @@ class BatchedEngine(Engine, Protocol):
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
-        [n, vocab], bit for bit those of `forward` for each sequence alone.
+        [n, vocab], bit for bit those of `forward` for each sequence alone; on some GPUs but for rounding (docs/gpu.md).
 
         Raises the errors of `forward`, and InputError for unknown or repeated sequences, or sequences with different
         adapters.
@@ -378,6 +378,11 @@ class Backend(ABC):
     def runs_mtp(self, spec: ModelSpec) -> bool:
         """Whether the model has a layer for multi-token prediction that the engine runs (`StatesEngine`)."""
         return False
+
+    def one_sequence(self, spec: ModelSpec, *, observes: bool = False, lora: bool = False) -> str | None:
+        """None if the engine runs several sequences of this model at once (`BatchedEngine`); else of what it runs one,
+        as the rest of a sentence, "" for any model. observes: a policy observes attention. lora: there are adapters."""
+        return None if self.CAPABILITIES.sequences else ""
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

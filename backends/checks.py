@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +91,20 @@ def check_tokens(tokens: IntArray, vocab: int, free: int, given: GivenRows | Non
         given.check(array)
     check_free(array.size, free)
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_batch(spec: ModelSpec, tokens: IntArray, sequences: Sequence[int], caches: Sequence[KVCache]) -> IntArray:
+    """The tokens of `BatchedEngine.forward_batch`, each announced to the cache of its sequence. Raises its errors."""
+    if len(set(sequences)) != len(caches):
+        raise InputError(f"sequences must be different, not {list(sequences)!r:.60}")
+    tokens = check_tokens(tokens, spec.vocab, len(caches))
+    if tokens.size != len(caches):
+        raise InputError(f"{tokens.size} tokens for {len(caches)} sequences")
+    for token, kv in zip(tokens, caches, strict=True):
+        check_tokens(token[None], spec.vocab, kv.free)
+        check_positions(spec, kv.next_position + 1)
+        kv.announce(1)
+    return tokens
 
 
 def check_free(count: int, free: int) -> None:

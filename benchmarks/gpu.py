@@ -78,8 +78,8 @@ class Runner:
     host: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._waits = Waits(self.engine._device)
-        self.engine._device = self._waits
+        self._waits = Waits(self.engine.passes.device)
+        self.engine.passes.device = self._waits
 
     def run(self, prompt: int, steps: int, *, counts: bool = True) -> None:
         ids = np.random.default_rng(0).integers(0, self.engine.spec.vocab, max(prompt, PREFIX), np.int32)
@@ -147,7 +147,7 @@ def measure(
                 runner.run(prompt, steps)
             for test, speed in (llama.run(model.file.path, prompt, steps) if llama else {}).items():
                 theirs.setdefault(test, []).append(speed)
-        program = runners[DEFAULT].engine._program
+        program = runners[DEFAULT].engine.passes.program
     finally:
         for runner in runners.values():
             runner.engine.close()

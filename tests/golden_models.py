@@ -80,6 +80,7 @@ def load_engine(
     lora: Lora | None = None,
     threads: int = 1,
     tuning: dict[str, int] | None = None,
+    sequences: int = 1,
 ) -> Engine:
     """An engine without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or `onnx@qnn`, a provider.
     Skips the test where it is not installed."""
@@ -92,7 +93,7 @@ def load_engine(
         config = EngineConfig(
             capacity, chunk, kv_dtype, threads, logits_rows=min(logits_rows, chunk), observes=observes,
             provider=place if name == "onnx" and place else "cpu", lora_rank=lora.size.rank if lora else 0,
-            lora_bytes=lora.size.nbytes if lora else 0, tuning=tuning or {},
+            lora_bytes=lora.size.nbytes if lora else 0, tuning=tuning or {}, sequences=sequences,
         )  # fmt: skip
         engine = module.load(model.file, model.spec, config)
         if lora:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress
-from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.checks import check_batch, check_lora
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
@@ -186,18 +186,9 @@ class NativeEngine:
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """See BatchedEngine."""
         found = [self.sequence(number) for number in sequences]
-        if len(set(sequences)) != len(found):
-            raise InputError(f"sequences must be different, not {list(sequences)!r:.60}")
-        tokens = check_tokens(tokens, self.spec.vocab, len(found))
-        if tokens.size != len(found):
-            raise InputError(f"{tokens.size} tokens for {len(found)} sequences")
         if len({self.passes.adapters.parts[number] for number in sequences}) > 1:
             raise InputError("sequences with different adapters run in different passes")
-        for token, sequence in zip(tokens, found, strict=True):
-            check_tokens(token[None], self.spec.vocab, sequence.kv.free)
-            check_positions(self.spec, sequence.kv.next_position + 1)
-            sequence.kv.announce(1)
-        return run_batch(self.passes, tokens, found)
+        return run_batch(self.passes, check_batch(self.spec, tokens, sequences, [each.kv for each in found]), found)
 
     def close(self) -> None:
         """Free everything; safe to call twice."""

@@ -210,7 +210,8 @@ def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
     """Bytes of the device's buffers and of the host, without a page's module. Raises as `check_gpu`."""
     check_gpu(system, spec, config)
     rank = padded_rank(config.lora_rank)
-    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank, tuning=_TUNING))
+    config = replace(config, logits_rows=1, pinned=0, lora_rank=rank, tuning=_TUNING, drafts=0)
+    need = GPU_ENGINE.footprint(spec, config)
     host = mapped_bytes(spec, config) if system == "web" else _host_bytes(spec)
     return need.weights + need.kv + need.scratch + need.lora + host
 
@@ -220,7 +221,7 @@ def make_programs(
 ) -> GPUPrograms:
     """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if TVM fails."""
     rank = padded_rank(config.lora_rank)  # padded as in adapter files, for the CPU
-    config = replace(config, threads=1, logits_rows=1, observes=False, tuning=_TUNING, lora_rank=rank)
+    config = replace(config, threads=1, logits_rows=1, observes=False, tuning=_TUNING, lora_rank=rank, drafts=0)
     designs = [Design.of(model.file, model.spec, config, any_gpu(language)) for language in languages]
     _check_order(designs[0])
     programs = {each.language: program_of(each, progress) for each in designs}

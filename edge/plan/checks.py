@@ -47,11 +47,8 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
             )
         options.prefix_file.check_model(spec)
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
-    if options.sequences > 1 and (spec.encoder or not has.sequences):
-        what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
-        raise UnsupportedError(f"{what} runs one sequence at a time: leave --sequences out")
-    if options.sequences > 1 and run.policy.needs.reads:
-        raise UnsupportedError(f"--kv-policy={run.kv_policy} runs one sequence at a time: leave --sequences out")
+    if options.sequences > 1:
+        _check_sequences(run)
     _check_draft(run, elsewhere=elsewhere)
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
@@ -77,6 +74,18 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
             f"--kv-policy={run.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
+
+
+def _check_sequences(run: Resolved) -> None:
+    """Raise UnsupportedError where only one sequence runs at a time."""
+    needs, what = run.policy.needs, f"the {run.backend.NAME} engine"
+    of = run.backend.one_sequence(run.spec, observes=bool(needs.queries), lora=bool(run.options.lora))
+    if run.spec.encoder:
+        what, of = "an encoder", ""
+    elif needs.reads:
+        what, of = f"--kv-policy={run.kv_policy}", ""
+    if of is not None:
+        raise UnsupportedError(f"{what} runs one sequence at a time{of}: leave --sequences out")
 
 
 def check_gpu_memory(backend: Backend, options: Options) -> None:

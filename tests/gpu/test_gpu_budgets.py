@@ -31,7 +31,7 @@ from edge import load
 from edge.devices.memory import memory_use
 prompt, answer, rows = map(int, sys.argv[2:])
 with load(sys.argv[1], backend="gpu", max_kv_size=rows, prefill_step_size=16) as session:
-    allocated, loaded = session.engine._device.allocated, memory_use().peak
+    allocated, loaded = session.engine.passes.device.allocated, memory_use().peak
     session.generate(np.arange(prompt, dtype=np.int32) + 5, max_tokens=answer, ignore_eos=True)
     used, plan, report = memory_use(), session.plan, session.report
 print(json.dumps([plan.bytes.gpu, allocated, plan.predicted_peak, loaded, used.peak, report.kv.evicted]))
@@ -114,7 +114,7 @@ def test_two_sessions_allocate_as_planned(name: str, adapts: bool, tmp_path: Pat
     options: dict[str, Any] = {"backend": "gpu", "max_kv_size": 64, "lora": adapter}
     with load(path, **options) as one, load(path, **options) as other:
         for session in (one, other):
-            allocated = cast(Any, session.engine)._device.allocated
+            allocated = cast(Any, session.engine).passes.device.allocated
             assert allocated <= session.plan.bytes.gpu <= 1.05 * allocated
         answers = [session.generate("ab", raw=True, max_tokens=8, ignore_eos=True) for session in (one, other)]
         assert answers[0] == answers[1]

@@ -283,7 +283,7 @@ def test_answer_that_lost_gpu_ends_is_reported() -> None:
         for piece in session.stream(prompt, max_tokens=40, ignore_eos=True, sampling=greedy, keep_text=True):
             said.append(piece)
             if len(said) == 5:
-                device: Any = session.engine._device  # type: ignore[attr-defined]
+                device: Any = session.engine.passes.device  # type: ignore[attr-defined]
                 device._lib.wgpuDeviceDestroy(device._device)
 
     with pytest.raises(EngineError, match="device is lost"):

@@ -29,7 +29,7 @@ pytest.importorskip("tvm")
 
 from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.adapters import LowRank
-from edge.backends.tvm.gpu.design import State, Tuning
+from edge.backends.tvm.gpu.design import State, Tables, Tuning
 from edge.backends.tvm.gpu.hosts import Device, open_device
 from edge.backends.tvm.gpu.hosts.cuda import compile_source
 from edge.backends.tvm.gpu.kernels.embed import embed
@@ -159,11 +159,17 @@ def normed(x: FloatArray, kind: str, weight: FloatArray | float, bias: FloatArra
     return np.asarray(x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * weight + bias)
 
 
-def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: Tuning = SMALL) -> None:
-    """`arrays["expected"]` is what a chunk computes, and its first row what a step does."""
+def both(
+    device: Device, product: Product, arrays: dict[str, AnyArray], tuning: Tuning = SMALL, together: int = 0
+) -> None:
+    """`arrays["expected"]` is what a chunk computes, its first row what a step does, and its first rows what a step of
+    several tokens does."""
     expected = arrays.pop("expected")
     count = len(expected)
-    for tokens, built in ((1, step(product, tuning)), (count, chunk(product, tuning, count))):
+    kernels = [(1, step(product, tuning)), (count, chunk(product, tuning, count))]
+    if together:
+        kernels.append((together, step(product, tuning, tokens=together + 1)))
+    for tokens, built in kernels:
         found = run(device, built, arrays | {"tables": tables(tokens)}, tokens)
         np.testing.assert_allclose(found[:tokens], expected[:tokens], rtol=0, atol=CLOSE)
         np.testing.assert_array_equal(found[tokens:], arrays["out"][tokens:])
@@ -180,7 +186,8 @@ def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[
     packed, x = Packed(), normal(9, 256)
     factors, expected = packed.factors(kinds, (21, 8, 16), 256), packed.results(x)
     product = Product("edge_product", factors, Epilogue("store", expected.shape[1]))
-    both(device, product, {"out": zeros(*expected.shape), "x": x, "w": packed.words, "expected": expected})
+    arrays = {"out": zeros(*expected.shape), "x": x, "w": packed.words, "expected": expected}
+    both(device, product, arrays, together=2)
 
 
 def test_products_add_what_adapters_change(device: Device) -> None:
@@ -216,7 +223,7 @@ def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
     packed, columns = Packed(), 256 if BLOCKS[kind].values > 32 else 160
     piece = Piece("embed.1", 100, packed.matrix(kind, 7, columns))
     tokens, out = np.array([106, 3, 100, 107, 103], np.int32), normal(5, columns)
-    built = embed("edge_embed", piece, 5)
+    built = embed("edge_embed", piece, Tables.of(1, 1, 1, 5, 16), 5)
     found = run(device, built, {"out": out, "tokens": tokens, "w": packed.words, "tables": tables(5)}, 5)
     out[[0, 2, 4]] = packed.expected[0][[6, 0, 3]]
     np.testing.assert_allclose(found, out, rtol=1e-6, atol=1e-7)

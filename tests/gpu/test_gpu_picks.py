@@ -150,7 +150,7 @@ def test_all_that_the_device_runs_counts_as_work(session: Session, monkeypatch: 
     """As that of more cores than drivers have, which run on the CPU."""
     engine, clock = session.engine, Estimate(Power(core_watts=1.0, profile="x"))
     assert isinstance(engine, GPUEngine)
-    monkeypatch.setattr(engine, "config", replace(engine.config, threads=1000))
+    monkeypatch.setattr(engine.sequence(0), "config", replace(engine.config, threads=1000))
     banned = np.zeros(0, np.int32)
     for run in (
         lambda: engine.forward(PROMPT), lambda: engine.forward_all(PROMPT), lambda: engine.forward_top(PROMPT, 3),

@@ -411,7 +411,7 @@ def test_steps_behind_many_rows_split_them(
         for at in range(31, tokens.size):
             kernels = {each.kernel for each, _ in engine.time_pass(tokens[at : at + 1])}
             assert ("edge_join" in kernels) == (at >= 33)
-            np.testing.assert_allclose(engine._logits(1)[0], expected[at], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(engine.passes.logits(1)[0], expected[at], rtol=0, atol=tolerance)
         answers = []
         for at_once in (1, 8):
             engine.kv.truncate(0)

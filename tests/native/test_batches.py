@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, open_golden
+from conftest import GOLDEN, SOME_GPU, exhaustive, load_engine, open_golden
 from lora_files import write_adapter
 
 from edge.backends import engine_named
@@ -24,12 +24,17 @@ from edge.plan.plan import make_plan
 from edge.types import FloatArray, IntArray
 
 SEQUENCES, STEPS = 8, 8  # also of engines that run fewer, for which code is compiled once
-CPU = engine_named("cpu")
+CPU, GPU = engine_named("cpu"), engine_named("gpu")
 
 
-def load(model: Model, kv_dtype: str, sequences: int, *, threads: int = 2, observes: bool = False) -> BatchedEngine:
-    config = EngineConfig(48, 16, kv_dtype, threads, logits_rows=1, observes=observes, sequences=sequences)
-    return cast(BatchedEngine, CPU.load(model.file, model.spec, config))
+def load(
+    model: Model, kv_dtype: str, sequences: int, *, threads: int = 2, observes: bool = False, backend: str = "cpu"
+) -> BatchedEngine:
+    engine = load_engine(
+        model, backend, kv_dtype, capacity=48, chunk=16, logits_rows=1, observes=observes, threads=threads,
+        sequences=sequences,
+    )  # fmt: skip
+    return cast(BatchedEngine, engine)
 
 
 def evict(engine: BatchedEngine, number: int) -> None:
@@ -42,13 +47,13 @@ def evict(engine: BatchedEngine, number: int) -> None:
 class Texts:
     """Random prompts and next tokens, for every sequence; the second sequence evicts rows in the middle."""
 
-    def __init__(self, vocab: int) -> None:
+    def __init__(self, vocab: int, count: int = SEQUENCES) -> None:
         rng = np.random.default_rng(29)
-        sizes = rng.integers(1, 30, SEQUENCES)
+        sizes = rng.integers(1, 30, count)
         self.prompts: list[IntArray] = [rng.integers(0, vocab, size).astype(np.int32) for size in sizes]
         self.prompts[1] = rng.integers(0, vocab, 30).astype(np.int32)
-        self.next: IntArray = rng.integers(0, vocab, (STEPS, SEQUENCES)).astype(np.int32)
-        self.orders = [rng.permutation(SEQUENCES).tolist() for _ in range(STEPS)]
+        self.next: IntArray = rng.integers(0, vocab, (STEPS, count)).astype(np.int32)
+        self.orders = [rng.permutation(count).tolist() for _ in range(STEPS)]
 
     def alone(self, engine: BatchedEngine, number: int) -> list[FloatArray]:
         """The logits of every step of a sequence that runs by itself, as the engine's first."""
@@ -62,7 +67,7 @@ class Texts:
         return found
 
     def together(self, engine: BatchedEngine) -> list[list[FloatArray]]:
-        """The same of all, in batches of 1 to 8 of them in any order."""
+        """The same of all, in batches of 1 to all of them in any order."""
         for number, prompt in enumerate(self.prompts):
             engine.sequence(number).forward(prompt)
         found: list[list[FloatArray]] = [[] for _ in self.prompts]
@@ -75,6 +80,12 @@ class Texts:
                     for number, row in zip(part, logits, strict=True):
                         found[number].append(np.array(row))
         return found
+
+
+_ON_GPU = (  # with rings, rows of earlier layers, experts, sinks, learned positions, latent rows, tempered queries
+    "gemma3", "gemma4", "gemma4moe", "qwen3moe", "gpt-oss", "gpt2", "minicpm3", "deepseek2", "mistral3",
+    "phi3-longrope",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kv_dtype", "threads"), [
@@ -91,6 +102,25 @@ def test_batch_equals_steps(name: str, kv_dtype: str, threads: int) -> None:
         for number, rows in enumerate(found):
             for step, (row, expected) in enumerate(zip(rows, texts.alone(engine, number), strict=True)):
                 assert (row == expected).all(), (number, step)
+
+
+@pytest.mark.parametrize(("name", "kv_dtype", "count", "place"), [
+    ("llama-window", "f16", 3, SOME_GPU), *(exhaustive(name, "f16", 3, SOME_GPU) for name in _ON_GPU),
+    *(exhaustive("gemma3", kv_dtype, 3, SOME_GPU) for kv_dtype in ("int8", "int4", "f32")),
+    exhaustive("llama-gqa-tied", "f16", 10, SOME_GPU), exhaustive("llama-gqa-tied", "f16", 3, "opencl:0"),
+])  # fmt: skip
+def test_batch_on_gpu_equals_steps(name: str, kv_dtype: str, count: int, place: str) -> None:
+    """Of an engine whose steps are those of the reference engine."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    texts = Texts(model.spec.vocab, count)
+    with closing(load(model, kv_dtype, count, backend=f"gpu@{place}")) as engine:
+        found = texts.together(engine)
+        for number, rows in enumerate(found):
+            for step, (row, expected) in enumerate(zip(rows, texts.alone(engine, number), strict=True)):
+                assert (row == expected).all(), (number, step)
+    expected = texts.alone(load(model, "f32", 1, backend="reference"), 0)
+    close = {"f16": 0.1, "f32": 1e-3}.get(kv_dtype, 5)
+    np.testing.assert_allclose(np.stack(found[0]), np.stack(expected), rtol=0, atol=close)
 
 
 def test_batch_observes_each_sequence_as_it_asks() -> None:
@@ -159,10 +189,21 @@ def test_impossible_batches_are_refused() -> None:
         engine.forward_batch(np.array([1, 2], np.int32), [0, 2])
 
 
-def test_sequences_are_refused_where_there_is_one() -> None:
+@pytest.mark.parametrize(("backend", "name", "options", "of"), [
+    ("llamacpp", "llama-gqa-tied", {}, ""), ("gpu", "qwen35", {}, " of models with recurrent layers"),
+    ("gpu", "llama-gqa-tied", {"kv_policy": "h2o"}, " under policies that observe attention"),
+])  # fmt: skip
+def test_sequences_are_refused_where_there_is_one(
+    backend: str, name: str, options: dict[str, Any], of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(GPU), "gpu_memory", lambda _: None)  # this machine may have none
+    spec = open_model(GOLDEN / f"{name}.gguf").spec
+    with pytest.raises(UnsupportedError, match=f"{backend} engine runs one sequence at a time{of}: leave"):
+        make_plan(spec, engine_named(backend), Options(sequences=2, **options))
+
+
+def test_sequences_are_at_most_64() -> None:
     spec = open_golden("llama-gqa-tied").model.spec
-    with pytest.raises(UnsupportedError, match="llamacpp engine runs one sequence at a time: leave"):
-        make_plan(spec, engine_named("llamacpp"), Options(sequences=2))
     with pytest.raises(InputError, match="sequences must be from 1 to 64"):
         make_plan(spec, CPU, Options(sequences=0))
 

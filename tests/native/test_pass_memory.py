@@ -143,7 +143,7 @@ class FakeDevice:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"sequences", "drafts"}))
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"drafts"}))
 def test_gpu_engines_allocate_as_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, device = config_of(name), FakeDevice()
     monkeypatch.setattr(gpu_engine, "choose_adapter", lambda _: FakeDevice.adapter)
@@ -156,9 +156,9 @@ def test_gpu_engines_allocate_as_planned(name: str, monkeypatch: pytest.MonkeyPa
         sizes = {each: buffer.nbytes for each, buffer in planned.buffers.items()}
         engine = gpu_engine.GPUEngine(model.file, model.spec, config)
         others = design.weights.buffers | design.adapters.buffers(design.weights)
-        found = {each: buffer.size for each, buffer in cast(Any, engine)._buffers.items() if each not in others}
+        found = {each: buffer.size for each, buffer in cast(Any, engine).passes.buffers.items() if each not in others}
         assert found.pop("tables") <= sizes.pop("tables"), model.spec.name  # fewer values may be rotated
         assert found == sizes, model.spec.name
-        assert len(device.created) == len(engine._buffers)
+        assert len(device.created) == len(engine.passes.buffers)
         assert sum(others.values()) <= footprint.weights + footprint.lora
         engine.close()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, FakeMeter, open_golden
+from conftest import GOLDEN, SOME_GPU, FakeMeter, exhaustive, find_adapters, open_golden
 from lora_files import write_adapter
 
 from edge.backends.base import BatchedEngine
@@ -87,10 +87,13 @@ def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
         assert batch.step()
 
 
-@pytest.mark.parametrize("policy", ["streaming", "h2o"])
-def test_answers_match_session(model: Model, policy: str) -> None:
+@pytest.mark.parametrize(("backend", "policy"), [("cpu", "streaming"), ("cpu", "h2o"), exhaustive("gpu", "streaming")])
+def test_answers_match_session(model: Model, backend: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled ones, of prompts with and without evictions, more than there are sequences."""
-    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "kv_policy": policy}
+    if backend == "gpu" and SOME_GPU not in find_adapters():
+        pytest.skip(f"no adapter {SOME_GPU}")
+    monkeypatch.setenv("EDGE_GPU", SOME_GPU)
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "kv_policy": policy, "backend": backend}
     asked = [
         (tokens(count, count), 20 + count % 7, SamplingParams(temperature=0.9 * (count % 2), seed=count))
         for count in (5, 40, 17, 64, 2, 21, 90)

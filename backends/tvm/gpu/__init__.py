@@ -63,6 +63,7 @@ class GPU(Backend):
         lora=True,
         appends=True,
         encodes=True,
+        sequences=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},
@@ -115,6 +116,19 @@ class GPU(Backend):
         encodes = spec.encoder and not spec.vocab  # pictures; texts: not yet
         return Shape.of(spec, self.NAME, _encoder_cores if encodes else self.supports)
 
+    def one_sequence(self, spec: ModelSpec, *, observes: bool = False, lora: bool = False) -> str | None:
+        """Kernels of several tokens know one fixed state and one set of adapters, and observe no attention."""
+        from edge.model.tensors import find_network
+
+        network = find_network(spec)
+        kinds = {
+            " of models with recurrent layers": any(network.fixed_values),
+            " of models with cross attention": bool(network.crossings),
+            " with LoRA adapters": lora,
+            " under policies that observe attention": observes,
+        }
+        return next((kind for kind, has_it in kinds.items() if has_it), None)
+
     def encodes_elsewhere(self) -> str | None:
         from edge.backends.tvm.gpu.hosts import choose_adapter
 
@@ -138,12 +152,13 @@ class GPU(Backend):
         weights, kv = packed_bytes(spec), memory.bytes("kv") + memory.bytes("fixed")
         lora = adapter_bytes(find_network(spec), config.lora_rank, config.kv_dtype)
         on_device, shape = memory.bytes("scratch"), memory.kv.shape
+        kinds = len(shape.blocks) * (2 if config.together > 1 else 1) + (config.lora_rank > 0)
         reflected = REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
         return Footprint(
             weights=weights,
             kv=kv,
             scratch=on_device + memory.on_host,
-            runtime=kernels_bytes(len(shape.blocks) + (config.lora_rank > 0), config.kv_dtype) + reflected,
+            runtime=kernels_bytes(kinds, config.kv_dtype) + reflected,
             fixed_kv=memory.bytes("fixed"),
             lora=lora,
             gpu=weights + kv + lora + on_device,

@@ -68,8 +68,8 @@ class State:
 class Tables:
     """Offsets, in words, into the buffer `tables`."""
 
-    starts: int  # [layers, KV heads]: a head's first row in the arena
-    lengths: int  # [layers, KV heads]: a head's rows in use
+    starts: int  # [together, layers, KV heads]: a head's first row in the arena
+    lengths: int  # [together, layers, KV heads]: a head's rows in use
     angles: int  # float32 [kinds, angle_rows, 2, pairs]: cosines, then sines, for consecutive positions
     temperatures: int  # float32 [chunk]: of the queries
     normals: int  # float32 [layers, KV heads, normal]: of the reflections of keys
@@ -79,21 +79,29 @@ class Tables:
     kv_heads: int  # the most of a layer
     normal: int  # values of a normal; 0: keys are not reflected
     texts: int = 0  # [chunk, 2], of encoders: the first row that a token sees, and the number of those that it sees
+    heads: int = 0  # KV heads of all layers: words from the starts and lengths of a token to those of the next one
+    places: int = 0  # [together]: positions of tokens that run as if alone
+    alone: bool = False  # each token runs as if alone, with starts, lengths and a place of its own
 
     @classmethod
     def of(
-        cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0, *, encoder: bool = False
-    ) -> Tables:
-        """Lay out the tables. pairs: rotated values of a head / 2."""
-        starts = State.WORDS
-        lengths = starts + round_up(layers * kv_heads, ALIGNMENT)
-        angles = lengths + round_up(layers * kv_heads, ALIGNMENT)
+        cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0, *, encoder: bool = False,
+        together: int = 1,
+    ) -> Tables:  # fmt: skip
+        """Lay out the tables. pairs: rotated values of a head / 2. together: see `Design`."""
+        starts, heads = State.WORDS, layers * kv_heads
+        lengths = starts + round_up(together * heads, ALIGNMENT)
+        places = lengths + round_up(together * heads, ALIGNMENT)
+        angles = places + round_up(together * (together > 1), ALIGNMENT)
         rows = chunk + ANGLES_AHEAD
         temperatures = angles + round_up(kinds * rows * 2 * pairs, ALIGNMENT)
         normals = temperatures + round_up(chunk, ALIGNMENT)
         texts = normals + round_up(layers * kv_heads * normal, ALIGNMENT)
         positions = texts + round_up(2 * chunk * encoder, ALIGNMENT)
-        return cls(starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal, texts)
+        return cls(
+            starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal, texts, heads,
+            places,
+        )  # fmt: skip
 
     def angle_row(self, kind: int) -> int:
         """The first angle row of one kind of RoPE."""
@@ -215,6 +223,7 @@ class Design:
     states: tuple[int, ...]  # [layers]: the first value of a layer's fixed state
     learned: bool
     adapters: Adapters  # LoRA's, that matrices may have
+    together: int  # most tokens of a pass that run as if each alone (`EngineConfig.together`); 1: there is no such pass
 
     @classmethod
     def of(cls, file: GGUFFile, spec: ModelSpec, config: EngineConfig, adapter: Adapter) -> Design:
@@ -228,7 +237,7 @@ class Design:
         adapters = Adapters.of(config.lora_rank, config.kv_dtype)
         adapters.check(weights, adapter.limits.binding)
         return cls(
-            shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
+            shape, weights, adapter.language, tuning, config.kv_dtype, tokens_of(config), config.logits_rows,
             config.observes, rotation.pairs, network.halves,
             max(max(each.apart, default=0) for each in rotation.angles),
             tuple(shape.forms_of(network)), rotation.kinds, network.windows,
@@ -238,6 +247,7 @@ class Design:
             ),
             LayerKinds.of(network.windows, network.rowless).whole,
             tuple(accumulate(network.fixed_values[:-1], initial=0)), network.learned_positions, adapters,
+            config.together,
         )  # fmt: skip
 
     def blocks(self, layer: int) -> list[Block]:
@@ -265,17 +275,26 @@ class Design:
     def tables(self) -> Tables:
         shape = self.shape
         kinds, normal = max(self.kinds, default=0) + 1, normal_values(shape, self.kv_dtype)
-        return Tables.of(shape.layers, shape.kv_heads, kinds, self.chunk, self.pairs, normal, encoder=shape.encoder)
+        return Tables.of(
+            shape.layers, shape.kv_heads, kinds, self.chunk, self.pairs, normal, encoder=shape.encoder,
+            together=self.together,
+        )  # fmt: skip
 
     def buffers(self, positions: int) -> dict[str, int]:
         """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
         scratch = scratch_sizes(
-            self.shape, self.tables, self.chunk, self.logits_rows, positions, self.adapters.rank, self.tuning.row_splits
-        )
+            self.shape, self.tables, self.chunk, self.logits_rows, positions, self.adapters.rank,
+            self.tuning.row_splits, self.together,
+        )  # fmt: skip
         return self.weights.buffers | self.adapters.buffers(self.weights) | scratch
 
     def about(self) -> str:
         return f"{self.shape.layers} layers, {self.kv_dtype} KV, {self.language}"
+
+
+def tokens_of(config: EngineConfig) -> int:
+    """The most tokens of a pass."""
+    return max(config.chunk, config.together)
 
 
 def normal_values(shape: Shape, kv_dtype: str) -> int:
@@ -284,10 +303,11 @@ def normal_values(shape: Shape, kv_dtype: str) -> int:
 
 
 def scratch_sizes(
-    shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0, splits: int = 1
-) -> dict[str, int]:
+    shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0, splits: int = 1,
+    together: int = 1,
+) -> dict[str, int]:  # fmt: skip
     """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded. splits: of rows in a
-    step."""
+    step. together: see `Design`."""
     mixtures, attention = shape.cores(Experts), shape.cores(Attention)
     latent, scans = [(core.latent, core) for core in attention if core.latent], shape.cores(SelectiveScan)
     kinds = DeltaNet | KimiDelta | Mamba | SelectiveScan
@@ -297,7 +317,7 @@ def scratch_sizes(
         "tables": tables.positions + positions,
         "tokens": chunk + PICKS,
         "x": chunk * shape.padded_hidden,
-        "other x": shape.padded_hidden,
+        "other x": together * shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
         "held": chunk * shape.padded_hidden * any(block.held for block in shape.blocks),
         "qkv": chunk * shape.attention_inputs,
@@ -333,7 +353,7 @@ def scratch_sizes(
         "inner": chunk * max((core.used * round_up(core.ffn, PART) for core in mixtures), default=0),
         "deepstack": shape.deepstack * chunk * shape.padded_hidden,
         "low": chunk * shape.most_matrices * rank,
-        "logits": logits_rows * shape.vocab,
+        "logits": max(logits_rows, together * (together > 1)) * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}
 

@@ -60,9 +60,9 @@ CORES: dict[type, Callable[..., None]] = {
 def generate(design: Design) -> Program:
     """Generate a model's program. Passes: step; chunk; `last` and `rows`, the logits of a chunk's last token or of
     State.WANTED; then `picked` or `top` (picking.py). With `Design.long_layers` also `long step`, a step behind many
-    rows. With `Design.observes` also `observed step` and so on; of models with cross attention `cross`, which makes
-    rows of states in `x`. An encoder has a chunk alone, which ends with the states: in `normed`, or in `x` without a
-    last norm."""
+    rows. With `Design.together` also `batch`, several tokens that run as if each alone, and their logits. With
+    `Design.observes` also `observed step` and so on; of models with cross attention `cross`, which makes rows of states
+    in `x`. An encoder has a chunk alone, which ends with the states: in `normed`, or in `x` without a last norm."""
     kernels = Kernels(design.language)
     if design.shape.encoder:
         _layers(made := PassBuilder(design, kernels))
@@ -73,12 +73,14 @@ def generate(design: Design) -> Program:
     crosses = design.shape.crosses
     makers = {"step": _step, "chunk": _layers, "last": _last, "rows": _rows} | ({"cross": _cross} if crosses else {})
     makers |= {"long step": _step} if design.long_layers else {}
+    makers |= {"batch": _step} if design.together > 1 else {}
     if design.observes:
         makers |= {f"observed {name}": makers[name] for name in ("step", "long step", "chunk") if name in makers}
     passes = {}
     for name, make in makers.items():
-        single, long, observed = (word in name for word in ("step", "long", "observed"))
-        make(made := PassBuilder(design, kernels, single=single, long=long, observed=observed))
+        step, long, observed, batch = (word in name for word in ("step", "long", "observed", "batch"))
+        tokens = design.together if batch else 1
+        make(made := PassBuilder(design, kernels, single=step or batch, long=long, observed=observed, tokens=tokens))
         passes[name] = tuple(made.dispatches)
     moved = {"edge_move": RowForm.of(design.shape.attention, design.kv_dtype)}
     moved |= {RING_MOVE: RowForm.of(design.shape.ringed, design.kv_dtype)} if design.shape.apart else {}
@@ -129,15 +131,15 @@ def _add_given(made: PassBuilder, layer: int) -> None:
 
 
 def _last(made: PassBuilder) -> None:
-    """Add the logits of a pass's last token, if wanted."""
+    """Add the logits of a pass's last token, if wanted, or of all that run as if alone."""
     design = made.design
     for piece, product in head_products(design.weights, design.shape):
 
         def make(name: str, product: Any = product) -> Built:
-            return step(replace(product, name=name), design.tuning, last=True)
+            return step(replace(product, name=name), design.tuning, last=made.tokens == 1, tokens=made.tokens)
 
         buffers = weights_in(piece.buffer) | {"x": made.hidden, "out": "logits"}
-        made.add("head", None, ("edge_head", product), make, buffers)
+        made.add("head", None, ("edge_head_batch" if made.tokens > 1 else "edge_head", product), make, buffers)
 
 
 def _rows(made: PassBuilder) -> None:
@@ -162,7 +164,8 @@ def _embed(made: PassBuilder) -> None:
     for piece in design.weights.embedding:
 
         def make(name: str, piece: Any = piece) -> Built:
-            return embed(name, piece, design.chunk, design.shape.embedding_scale, positions)
+            return embed(name, piece, made.tables, design.chunk, design.shape.embedding_scale, positions)
 
         buffers = weights_in(piece.buffer) | {"out": "x", "r4": "rest", "r1": "rest"}
-        made.add("embed", None, ("edge_embed", piece), make, buffers)
+        key = ("edge_embed", piece, made.tables.alone and design.learned)
+        made.add("embed", None, key, make, buffers)

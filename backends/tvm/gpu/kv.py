@@ -159,8 +159,10 @@ class DeviceRows:
             self._device.write(self.buffers["paid"], 0, np.zeros(self.count, np.float32))
             self.observed = False
 
-    def release(self, first: int, _last: int) -> None:
-        """See ArenaRows. A GPU has one sequence, whose rows are the arena's last."""
+    def release(self, first: int, last: int) -> None:
+        """See ArenaRows. A buffer can only end earlier: of several sequences, this frees the memory of the last one."""
+        if last < self.count:
+            return
         device, form = self._device, self._form
         buffers = arena_buffers(first, 0, form, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:

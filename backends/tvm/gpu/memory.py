@@ -19,7 +19,7 @@ from edge.backends.tvm.cpu.arguments import cross_dtype
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.crossing import cross_rows
-from edge.backends.tvm.gpu.design import CROSS, RowForm, Tables, Tuning, normal_values, scratch_sizes
+from edge.backends.tvm.gpu.design import CROSS, RowForm, Tables, Tuning, normal_values, scratch_sizes, tokens_of
 from edge.backends.tvm.gpu.kv import arena_buffers
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.memory import Array
@@ -41,19 +41,24 @@ class DeviceMemory:
     def of(cls, spec: ModelSpec, config: EngineConfig, tables: Tables | None = None) -> DeviceMemory:
         """tables: of the design; None: the largest of models with this spec."""
         shape, network = ENGINE.shape_of(spec), find_network(spec)
-        config = replace(config, sequences=1, drafts=0, reads=0)
+        config = replace(config, reads=0)
         kv = KVMemory.of(shape, LayerKinds.of(network.windows, network.rowless), config, spec.context)
         if tables is None:
             normal, kinds = normal_values(shape, config.kv_dtype), max(1, len(network.ropes))
-            tables = Tables.of(shape.layers, shape.kv_heads, kinds, config.chunk, shape.head // 2, normal)
+            tables = Tables.of(
+                shape.layers, shape.kv_heads, kinds, tokens_of(config), shape.head // 2, normal,
+                together=config.together,
+            )  # fmt: skip
         arrays = {name: replace(array, kv=0, fixed=0) for name, array in kv.bookkeeping().items()}
         arrays["attention"] = replace(arrays["attention"], scratch=arrays["attention"].size)
-        logits = config.logits_rows * shape.vocab
-        arrays["logits"] = Array((config.logits_rows, shape.vocab), "float32", scratch=logits)
+        rows = max(config.logits_rows, config.together)
+        arrays["logits"] = Array((rows, shape.vocab), "float32", scratch=rows * shape.vocab)
         positions = kv.bookkeeping()[f"{kv.arenas[-1].prefix}positions"]
         rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
         splits = Tuning().chosen(config).row_splits  # software adapters split nothing by default
-        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, positions.size, rank, splits)
+        scratch = scratch_sizes(
+            shape, tables, tokens_of(config), config.logits_rows, positions.size, rank, splits, config.together
+        )
         buffers = {name: Array((size // 4,), "uint32", scratch=size // 4) for name, size in scratch.items()}
         unused = positions.size - positions.kv - positions.fixed
         buffers["tables"] = replace(buffers["tables"], scratch=buffers["tables"].size - unused)

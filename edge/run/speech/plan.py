@@ -73,7 +73,7 @@ def plan_hearing(file: GGUFFile, options: Options, more: int = 0) -> tuple[Backe
     threads = options.threads or usable_cores()
     sequences = options.sequences  # beams that run side by side
     check_count("--sequences", sequences, 1, MOST_BEAMS)
-    if sequences > 1 and not backend.CAPABILITIES.sequences:
+    if sequences > 1 and backend.one_sequence(whisper.spec) is not None:
         raise UnsupportedError(f"the {backend.NAME} engine runs one beam of speech at a time: leave --sequences out")
     need = Listener.need(file, backend, threads=threads, sequences=sequences, kv_dtype=dtype)
     release_free_memory()

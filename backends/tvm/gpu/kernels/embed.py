@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.design import State, Tables
+from edge.backends.tvm.gpu.kernels.attention.rows import position_of
 from edge.backends.tvm.gpu.kernels.products.quants import Words, read_values
 from edge.backends.tvm.gpu.kernels.threads import (
     Built,
@@ -26,7 +27,9 @@ from edge.backends.tvm.packing.blocks import PART
 _THREADS = 64  # of a workgroup, which looks one token up
 
 
-def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: Matrix | None = None) -> Built:
+def embed(
+    name: str, piece: Piece, tables: Tables, tokens: int, scale: float = 1.0, positions: Matrix | None = None
+) -> Built:
     """Write rows of `out`, float32 [tokens, padded hidden], for the tokens whose rows are in the piece; others stay.
 
     positions: learned ones, in the buffer `rest`. tokens: the maximum.
@@ -42,7 +45,7 @@ def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: M
             if scale != 1:
                 values = [value * spread(f32(scale)) for value in values]
             if positions:
-                position = let(to_int(scope.tables[State.POSITION]) + scope.row)
+                position = let(position_of(scope, tables, scope.row))
                 learned = read_values(Words(scope.r4, scope.r1), positions, position, part)
                 values = [value + other for value, other in zip(values, learned, strict=True)]
             at = let(scope.row * matrix.columns + part * PART)

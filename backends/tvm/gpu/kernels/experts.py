@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, sigmoid
-from edge.backends.tvm.gpu.kernels.products.quants import QUADS, Sum, Words, needs_sums, sum_halves
+from edge.backends.tvm.gpu.kernels.products.quants import QUADS, Sum, Weights, Words, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.products.steps import split_of
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
@@ -258,7 +258,8 @@ def _multiply(
             x_sums = sum_halves(x) if summed else []
             for number, matrix in enumerate(matrices):
                 for index, row in enumerate(rows):
-                    sums[number * len(rows) + index].add(words, matrix, row, part, x, x_sums)
+                    weights = Weights.read(words, matrix, row, part)
+                    sums[number * len(rows) + index].add(matrix.block, weights, x, x_sums)
 
 
 def _activated(core: Experts, gate: Value, up: Value) -> Value:

@@ -50,7 +50,7 @@ def make_cross_rows(made: PassBuilder, core: Attention, layer: int) -> None:
 def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     """Attend; for a single token that adds a row, the same kernel stores it. Behind many rows, several workgroups share
     those of a head, and another kernel joins what they leave."""
-    design, tables = made.design, made.design.tables
+    design, tables = made.design, made.tables
     form = (core, tables, design.tuning, design.row_form(core).dtype)
     angles, window = tables.angle_row(design.kinds[layer]), design.windows[layer]
     scalars = {"layer": design.rows_of[layer], "angles": angles, "window": window}
@@ -59,12 +59,19 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     buffers, sinks = weights_in(f"layer.{layer}") | rows, made.layout(layer).vector("attn_sinks")
     splits = design.tuning.row_splits if made.long and layer in design.long_layers and not core.across else 1
     tokens, observes = 1 if splits > 1 else design.chunk, design.observes
-    heads = Heads.of(design, core, layer)
+    heads = replace(Heads.of(design, core, layer), tables=tables)
     part = "_part" if splits > 1 else ""
     if made.single and not observes and core.makes_rows and not core.latent:
+        if made.tokens > 1:  # which may see each other's rows
+            made.add(
+                "qkv", layer, ("edge_store_rows", heads, "alone"),
+                lambda name: store_rows(name, heads, tokens=made.tokens, observes=False, queries=False),
+                buffers, scalars,
+            )  # fmt: skip
         made.add(
             "attend", layer, (f"edge_attend_step{part}", heads, sinks),
-            lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks, splits=splits), buffers, scalars,
+            lambda name: attend(name, *form, tokens=made.tokens, heads=heads, sinks=sinks, splits=splits),
+            buffers, scalars,
         )  # fmt: skip
     else:
         paid = observes and not arena
@@ -74,7 +81,7 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
                 lambda name: store_rows(name, heads, tokens=design.chunk, observes=paid), buffers, scalars,
             )  # fmt: skip
         made.add(
-            "attend", layer, (f"edge_attend{part}", core, sinks),
+            "attend", layer, (f"edge_attend{part}", core, sinks, tables.alone),
             lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks, splits=splits),
             buffers, scalars,
         )  # fmt: skip

@@ -39,16 +39,19 @@ class Kernels:
 class PassBuilder:
     """Collects the dispatches of a pass.
 
-    single: it runs one token. long: behind many rows (`Design.long_layers`). observed: attention is accumulated.
+    single: it runs one token, or up to `tokens` as if each alone. long: behind many rows (`Design.long_layers`).
+    observed: attention is accumulated. tables: of the kernels.
     hidden: the buffer of the hidden states. residual: a pending addition to them: the norm and its weights, for values
     in `normed`. is_normed: `normed` has the normalized rows that parallel blocks share.
     """
 
     def __init__(
-        self, design: Design, kernels: Kernels, *, single: bool = False, long: bool = False, observed: bool = False
-    ) -> None:
+        self, design: Design, kernels: Kernels, *, single: bool = False, long: bool = False, observed: bool = False,
+        tokens: int = 1,
+    ) -> None:  # fmt: skip
         self.design, self.dispatches, self.observed = design, list[Dispatch](), observed
-        self.single, self.long = single, long
+        self.single, self.long, self.tokens = single, long, tokens
+        self.tables = replace(design.tables, alone=tokens > 1)
         self.hidden, self.is_normed = "x", False
         self.residual: tuple[Residual, str] | None = None
         self._kernels = kernels
@@ -197,9 +200,12 @@ class PassBuilder:
 
         def make(name: str) -> Built:
             named = replace(product, name=name)
-            return step(named, design.tuning) if self.single else chunk(named, design.tuning, design.chunk)
+            if self.single:
+                return step(named, design.tuning, tokens=self.tokens)
+            return chunk(named, design.tuning, design.chunk)
 
-        key = (product.name if self.single else f"{product.name}_chunk", product)
+        of = "_batch" if self.tokens > 1 else "" if self.single else "_chunk"
+        key = (f"{product.name}{of}", product)
         weights = weights_in("rest" if layer is None else f"layer.{layer}")
         self.add(phase, layer, key, make, {**weights, **buffers}, names=names, adapted=adapted)
 

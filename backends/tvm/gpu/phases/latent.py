@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.backends.tvm.gpu.kernels.attention.latent import LatentRows, gate_heads, rotate_queries, store_latent
 from edge.backends.tvm.gpu.kernels.products.products import Epilogue, PerHead, Product
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
@@ -13,7 +15,7 @@ from edge.model.structure.layers import Block
 
 def make_latent_rows(made: PassBuilder, core: Attention, latent: Latent, block: Block, layer: int) -> None:
     """Queries to `qkv`, rows to the cache."""
-    rows, row = LatentRows.of(made.design, core, layer), core.row
+    rows, row = replace(LatentRows.of(made.design, core, layer), tables=made.tables), core.row
     stride = core.heads * core.query
     names = core.inputs if latent.rank else core.inputs[1:]
     if not latent.rank:

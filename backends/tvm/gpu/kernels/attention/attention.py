@@ -21,6 +21,7 @@ from edge.backends.tvm.gpu.kernels.attention.rows import (
     first_row,
     key_unit,
     make_ready,
+    position_of,
     row_scale,
     rows_across,
     rows_before,
@@ -91,12 +92,14 @@ def attend(
 
     Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows). observes:
     `softmax` float32 [tokens, heads, 2] receives each query's largest score and sum of exponentials (observe.py).
-    heads: for a pass of a single token, whose row is not in the cache yet: this kernel also does the work of
-    `store_rows`, and has its scalar `angles`. It attends to the row without reading it back. sinks: of the model, in
-    the buffer w1. splits: workgroups that share the rows of a single token's heads, and leave `partials` instead of
-    `mixed` and `softmax` (flash_decoding.py).
+    heads: for tokens that run as if alone: this kernel makes queries ready as `store_rows` does, and has its scalar
+    `angles`. It attends to a token's own row without reading it back. Of a single token it also stores that row; those
+    of several, which may see each other's, are stored by a kernel before. sinks: of the model, in the buffer w1.
+    splits: workgroups that share the rows of a single token's heads, and leave `partials` instead of `mixed` and
+    `softmax` (flash_decoding.py).
     """
     form, threads = RowForm.of(core, dtype), tuning.attend
+    stores = heads is not None and not tables.alone
     split = HeadSplit.of(core, threads, tuning.heads if heads else 0)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
@@ -113,17 +116,17 @@ def attend(
         kv_head, turn = let(quotient(group, split.turns)), let(remainder(group, split.turns))
         first_query = let(kv_head * core.group + turn * split.at_once)
         head = let(scope.layer * tables.kv_heads + kv_head)
-        start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
+        start, before = let(first_row(scope, tables, head, token)), let(rows_before(scope, tables, head, token))
         if heads:
-            factors = scope.shared(2 * slots)
-            _add_row(scope, heads, scores, ready, factors, kv_head, turn, part, first_query, head, start + before)
+            factors, own = scope.shared(2 * slots), token if tables.alone else i32(0)
+            _add_row(scope, heads, own, scores, ready, factors, kv_head, turn, part, first_query, head, start + before)
         else:
             factors = scope.shared(split.at_once) if form.transformed else ready
             load_queries(scope, core, tables, form, ready, split.at_once, token, first_query, head, factors)
         if core.across:
             visible = let(rows_across(scope, tables, head))
         elif core.causal:
-            visible = before if heads else let(rows_seen(scope, core, before, token))
+            visible = before if heads else let(rows_seen(scope, core, tables, before, token))
         else:
             begin, seen = text_seen(scope, tables, token)
             start, visible = let(start + begin), let(seen)
@@ -160,19 +163,19 @@ def attend(
         return T.And(part == 0, condition) if splits > 1 else condition
 
     def _add_row(
-        scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value, turn: Value,
-        part: Value, first_query: Value, head: Value, row: Value,
+        scope: Scope, heads: Heads, token: Value, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value,
+        turn: Value, part: Value, first_query: Value, head: Value, row: Value,
     ) -> None:  # fmt: skip
         def slot_of(own: Value) -> Value:
             behind = own - split.at_once  # 0: the key, 1: the value
             return select(own < split.at_once, first_query + own, core.heads + behind * core.kv_heads + kv_head)
 
-        make_ready(scope, heads, slots, slot_of, i32(0), raw, ready, factors)
+        make_ready(scope, heads, slots, slot_of, token, raw, ready, factors)
         if form.transformed:
             reflect(scope, tables, form, ready, slots, factors, head, lambda own: own <= split.at_once)
             hadamard(scope, form, ready, slots)
         for own in range(2):
-            writes = _is_first(part, turn == 0)
+            writes = _is_first(part, turn == 0) if stores else None
             write_row(scope, form, ready, split.at_once + own, row, writes, i32(own) == i32(1), factors)
 
     def _mix_own(
@@ -325,8 +328,8 @@ def attend(
 
     cache = buffers_of(form)
     results = ["partials"] if splits > 1 else ["mixed", "softmax"] if observes else ["mixed"]
-    writes = dict.fromkeys(results, "float32") | (heads.rows if heads else {})
-    reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
+    writes = dict.fromkeys(results, "float32") | (heads.rows if heads and stores else {})
+    reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"}) | ({} if stores else cache)
     reads |= {"w1": "uint32"} if sinks else {}
     scalars = ("layer", *(["angles"] if heads else []), *(["window"] if core.window else []))
     groups = core.kv_heads * split.turns * splits, tokens
@@ -368,7 +371,7 @@ def row_scores(
     seen = exists
     if core.window:
         position = to_int(scope.tables[row + tables.positions])
-        oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
+        oldest = position_of(scope, tables, token) - scope.window
         seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
     scores = [dot.value * scale[0] if form.dtype == "int8" else dot.value for dot in dots]
     return [let(select(seen, soft_cap(score, core.score_cap), f32(NEVER))) for score in scores]

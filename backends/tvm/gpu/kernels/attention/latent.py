@@ -104,7 +104,7 @@ def store_latent(name: str, rows: LatentRows, *, tokens: int, observes: bool) ->
         if form.transformed:
             reflect(scope, rows.tables, form, ready, 1, factors, head)
             hadamard(scope, form, ready, 1)
-        target = let(new_row(scope, rows.tables, head) + token)
+        target = let(new_row(scope, rows.tables, head, token))
         write_row(scope, form, ready, 0, target, exists, i32(0) == i32(1), factors)
         if observes:
             with when(T.And(exists, scope.thread == 0)):

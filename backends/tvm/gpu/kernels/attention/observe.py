@@ -19,6 +19,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     barrier,
     build,
     f32,
+    i32,
     let,
     loop,
     quotient,
@@ -45,7 +46,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
         queries = scope.shared(split.at_once * form.stored)
         factors = scope.shared(split.at_once) if form.transformed else queries
         head = let(scope.layer * tables.kv_heads + scope.group)
-        start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
+        start, before = let(first_row(scope, tables, head, i32(0))), let(rows_before(scope, tables, head, i32(0)))
         count = let(to_int(scope.tables[State.COUNT]))
         blocks = let(quotient(before + count + (threads - 1), threads))
         with loop(0, quotient(blocks + (_BLOCKS - 1), _BLOCKS)) as turn:
@@ -56,7 +57,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
                 barrier()  # the queries before have been read
                 load_queries(scope, core, tables, form, queries, split.at_once, token, first, head, factors)
                 barrier()
-                visible = let(rows_seen(scope, core, before, token))
+                visible = let(rows_seen(scope, core, tables, before, token))
                 scores = row_scores(scope, core, tables, form, queries, split.at_once, row, place < visible, token)
                 for number, score in enumerate(scores):
                     paid.value = paid.value + _share(scope, score, token, first + number, visible)

@@ -95,18 +95,28 @@ def pack(form: RowForm, values: Sequence[Value], inverse: Value, least: Value) -
     return fields[0] | fields[1] | fields[2] | fields[3]
 
 
-def first_row(scope: Scope, tables: Tables, head: Value) -> Value:
-    """A head's first row in the arena; head: its number among those of all layers."""
-    return to_int(scope.tables[head + tables.starts])
+def first_row(scope: Scope, tables: Tables, head: Value, token: Value) -> Value:
+    """The first row in the arena of a head of a token; head: its number among those of all layers."""
+    return to_int(scope.tables[_of_token(tables, head, token) + tables.starts])
 
 
-def new_row(scope: Scope, tables: Tables, head: Value) -> Value:
-    """The arena row for the first token of this pass."""
-    return first_row(scope, tables, head) + rows_before(scope, tables, head)
+def new_row(scope: Scope, tables: Tables, head: Value, token: Value) -> Value:
+    """The arena row of a token of this pass."""
+    row = first_row(scope, tables, head, token) + rows_before(scope, tables, head, token)
+    return row if tables.alone else row + token
 
 
-def rows_seen(scope: Scope, core: Attention, before: Value, token: Value) -> Value:
+def position_of(scope: Scope, tables: Tables, token: Value) -> Value:
+    """The position of a token of this pass."""
+    if tables.alone:
+        return to_int(scope.tables[token + tables.places])
+    return to_int(scope.tables[State.POSITION]) + token
+
+
+def rows_seen(scope: Scope, core: Attention, tables: Tables, before: Value, token: Value) -> Value:
     """Rows that a token of a chunk sees, behind `before` rows: those up to its own, or to the end of its span."""
+    if tables.alone:
+        return before + 1
     if not core.spans:
         return before + token + 1
     first, stop = (to_int(scope.tables[word]) for word in (State.SPAN, State.SPAN_STOP))
@@ -120,9 +130,15 @@ def text_seen(scope: Scope, tables: Tables, token: Value) -> tuple[Value, Value]
     return to_int(scope.tables[at]), to_int(scope.tables[at + 1])
 
 
-def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
-    """The number of a head's rows before this pass."""
-    return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
+def rows_before(scope: Scope, tables: Tables, head: Value, token: Value) -> Value:
+    """The number of rows of a head of a token before this pass; of tokens that run as if alone, before the token."""
+    lengths = to_int(scope.tables[_of_token(tables, head, token) + tables.lengths])
+    return lengths if tables.alone else lengths + to_int(scope.tables[State.APPENDED])
+
+
+def _of_token(tables: Tables, head: Value, token: Value) -> Value:
+    """The place of a head of a token among starts and lengths."""
+    return head + token * tables.heads if tables.alone else head
 
 
 def rows_across(scope: Scope, tables: Tables, head: Value) -> Value:
@@ -267,11 +283,11 @@ def _rotate(
 
 
 def write_row(
-    scope: Scope, form: RowForm, ready: Buffer, own: int, row: Value, exists: Value, is_value: Value,
+    scope: Scope, form: RowForm, ready: Buffer, own: int, row: Value, exists: Value | None, is_value: Value,
     scales: Buffer,
 ) -> None:  # fmt: skip
     """Write key or value number `own` of `ready` to an arena row, if it exists; `ready` is rounded to the stored
-    values.
+    values. exists: None for the rounding alone.
 
     scales: shared; elements 2 · own and the next are used. Begins with a barrier where rows are scaled.
     """
@@ -285,9 +301,10 @@ def write_row(
         barrier()
         scale = let(scales[2 * own])
         least = let(scales[2 * own + 1]) if form.dtype == "int4" else least
-        with when(T.And(exists, scope.thread == 0)):
-            word = halves(scale, least) if form.dtype == "int4" else scale
-            store(scope.row_scales, row * 2 + to_int(is_value), word)
+        if exists is not None:
+            with when(T.And(exists, scope.thread == 0)):
+                word = halves(scale, least) if form.dtype == "int4" else scale
+                store(scope.row_scales, row * 2 + to_int(is_value), word)
     inverse = let(f32(1.0) / select(scale > f32(0.0), scale, f32(1.0))) if form.scaled else f32(1.0)
     each = 4 * form.per_word
     with strided(scope, form.units) as unit:
@@ -301,12 +318,13 @@ def write_row(
             for index, value in enumerate(unpack(form, word, (scale, least))):
                 rounded = value * scale if form.dtype == "int8" else value
                 store(ready, first + (number * form.per_word + index), rounded)
-        if not form.shared:
+        if exists is not None and not form.shared:
             with when(T.And(exists, is_value)):
                 for number, word in enumerate(words):
                     store(scope.values, row * form.words + unit * 4 + number, word)
-        with when(T.And(exists, T.Not(is_value))):
-            store(scope.keys4, key_unit(form, row, unit), join(words))
+        if exists is not None:
+            with when(T.And(exists, T.Not(is_value))):
+                store(scope.keys4, key_unit(form, row, unit), join(words))
 
 
 def _find_scale(form: RowForm, ready: Buffer, at: Value | int) -> list[Value]:
@@ -324,27 +342,30 @@ def _find_scale(form: RowForm, ready: Buffer, at: Value | int) -> list[Value]:
     return [half(both, 0), half(both, 1)]
 
 
-def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built:
-    """Make each token's queries ready for attention, in place, and store its keys and values in the cache.
+def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool, queries: bool = True) -> Built:
+    """Make each token's queries ready for attention, in place, unless they stay as they are; and store its keys and
+    values in the cache.
 
     Buffers: qkv float32 [tokens, slots, head]. Scalars: layer; angles, the word of `tables` where this layer's kind of
     RoPE begins. observes: clear `paid` of the new rows.
     """
     core, form = heads.core, heads.form
+    first = 0 if queries else core.heads  # slot
 
     def body(scope: Scope) -> None:
         raw, ready, factors = scope.shared(form.stored), scope.shared(form.stored), scope.shared(2)
-        slot, exists = scope.group, scope.row < to_int(scope.tables[State.COUNT])
+        slot, exists = scope.group + first if first else scope.group, scope.row < to_int(scope.tables[State.COUNT])
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))
         make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
-        with when(T.And(exists, heads.is_query(slot))), strided(scope, core.head_dim) as index:
-            store(scope.qkv, (token * heads.slots + slot) * core.head_dim + index, ready[index])
+        if queries:
+            with when(T.And(exists, heads.is_query(slot))), strided(scope, core.head_dim) as index:
+                store(scope.qkv, (token * heads.slots + slot) * core.head_dim + index, ready[index])
         if not core.makes_rows:  # there are queries only
             return
         barrier()  # `write_row` changes `ready`
         kv_head = remainder(T.max(slot - core.heads, i32(0)), core.kv_heads)
         head = let(scope.layer * heads.tables.kv_heads + kv_head)
-        row = let(new_row(scope, heads.tables, head) + token)
+        row = let(new_row(scope, heads.tables, head, token))
         if form.transformed:
             reflect(scope, heads.tables, form, ready, 1, factors, head, lambda _: T.Not(heads.is_value(slot)))
             hadamard(scope, form, ready, 1)
@@ -355,11 +376,11 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
                 store(scope.paid, row, f32(0.0))
 
     reads, writes = heads.reads, {"qkv": "float32"}
-    if not core.heads:
+    if not core.heads or not queries:
         reads, writes = reads | writes, {}
     if core.makes_rows:
         writes |= heads.rows | ({"paid": "float32"} if observes else {})
-    return build(name, _THREADS, reads, writes, ("layer", "angles"), body, (heads.made_ready, tokens), 1)
+    return build(name, _THREADS, reads, writes, ("layer", "angles"), body, (heads.made_ready - first, tokens), 1)
 
 
 def move(name: str, form: RowForm) -> Built:

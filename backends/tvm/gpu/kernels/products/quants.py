@@ -147,6 +147,25 @@ def sum_halves(x: Sequence[Value]) -> list[Value]:
     return [hold(total(_tree(x[first : first + QUADS // 2]))) for first in (0, QUADS // 2)]
 
 
+@dataclass(frozen=True)
+class Weights:
+    """A part of a row for `Sum`, in vectors of 4: floats, or integers q with the scales of their groups."""
+
+    values: list[Value]
+    scales: list[Scale]
+
+    @classmethod
+    def read(cls, words: Words, matrix: Matrix, row: Value, part: Value) -> Weights:
+        if isinstance(matrix.block, FloatBlock):
+            return cls(_read_floats(words, matrix, row, part), [])
+        raw = _fetch(words, matrix, row, part)
+        return cls(_quants(raw, matrix, part), scales_of(raw, matrix, part))
+
+    def held(self) -> Weights:
+        """Decoded once, for several tokens."""
+        return Weights([_held(each) for each in self.values], self.scales)
+
+
 class Sum:
     """The accumulator of a row's product; vectors are added element-wise until the end."""
 
@@ -158,18 +177,14 @@ class Sum:
     def value(self) -> Value:
         return total(self._vector.value) + self._rest.value
 
-    def add(
-        self, words: Words, matrix: Matrix, row: Value, part: Value, x: Sequence[Value], sums: Sequence[Value]
-    ) -> None:
+    def add(self, block: Block, weights: Weights, x: Sequence[Value], sums: Sequence[Value]) -> None:
         """Add a part's product with 32 activations, in vectors of 4. sums: `sum_halves` of them, where the block needs
         it."""
-        block = matrix.block
-        if isinstance(block, FloatBlock):
-            for weight, each in zip(_read_floats(words, matrix, row, part), x, strict=True):
+        quants, scales = weights.values, weights.scales
+        if not isinstance(block, IntegerBlock):
+            for weight, each in zip(quants, x, strict=True):
                 self._vector.value = self._vector.value + weight * each
             return
-        raw = _fetch(words, matrix, row, part)
-        quants, scales = _quants(raw, matrix, part), scales_of(raw, matrix, part)
         count = QUADS // len(scales)
         for index, group in enumerate(scales):
             product = Register(quants[index * count] * x[index * count], "float32x4")
