@@ -170,11 +170,15 @@ def test_draft_lengths_are_those_of_the_python_session(model: Drafter | None, mo
     seconds, clock, most = 0.02, count(0.0, 0.02), 7
     monkeypatch.setattr("edge.run.drafting.ahead.time.perf_counter", lambda: float(next(clock)))
     both, rng, lengths, modelled = Both(most, model, seconds), np.random.default_rng(3), set[int](), 0
-    phrases = [rng.integers(0, 5000, rng.integers(2, 30)) for _ in range(60)]
+    phrases = [rng.integers(0, rng.choice([2, 5000]), rng.integers(2, 30)) for _ in range(60)]
     text = np.concatenate([phrases[each] for each in rng.integers(0, 60, 120)]).tolist()
     costs = [0.0, 1.0, 1.3, 1.35, 1.4, 1.9, 2.0, 2.6, 2.7]
-    for token in text:
-        both.note([token])
+    while text:
+        size = int(rng.choice([1] * 18 + [5, 40]))
+        both.note(text[:size])
+        text = text[size:]
+        if rng.random() < 0.1:
+            continue  # as between the parts of a prompt
         behind = int(rng.choice([0, 1023, 1024, 5000, 16384]))
         drafted = both.propose(int(rng.integers(0, most + 1)), behind)
         lengths.add(len(drafted))
