@@ -269,30 +269,27 @@ def test_no_code_is_made_by_guess_of_isa(tmp_path: Path) -> None:
     assert "edge export only: edge compile is for Linux and Android" in listed
 
 
-def test_damaged_profile_of_host_stops_nothing(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_profiles_stop_nothing(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The host's is as if it were not there, and others are left out of the list."""
     own.mkdir()
-    (own / "host.toml").write_text(GOOD.replace("my-phone", HOST).replace("2.5", "-9"))
+    for name in (HOST, "mine"):
+        (own / f"{name}.toml").write_text(GOOD.replace("my-phone", name).replace("2.5", "-9"))
     assert host_power().profile.startswith("generic-")
     assert find_profile(HOST).cores
     assert [str(own / "host.toml") in each.message and "delete it" in each.message for each in caplog.records] == [True]
-    assert ask("list")["devices"]
-    ask("probe", "--seconds", "0.1")
-    assert find_profile(HOST).value("read_bandwidth")
-    assert len(caplog.records) == 1  # said once, and no longer true
-
-
-def test_damaged_profiles_are_left_out_of_list(own: Path) -> None:
-    own.mkdir()
-    (own / "mine.toml").write_text(GOOD.replace("my-phone", "mine").replace("2.5", "-9"))
     found = ask("list")
     assert {"host", "raspberry-pi-5"} <= {each["name"] for each in found["devices"]}  # type: ignore[attr-defined]
     assert "figures.core_watts.value" in found["damaged"]["mine"]  # type: ignore[index]
     shown = run.invoke(app, ["devices", "list"])
     assert "raspberry-pi-5" in shown.stdout
     assert f"{own / 'mine.toml'}: figures.core_watts.value" in shown.stderr
+    ask("probe", "--seconds", "0.1")
+    assert find_profile(HOST).value("read_bandwidth")
+    assert len(caplog.records) == 1  # said once, and no longer true
 
 
 def test_profile_hiding_a_shipped_one_warns(tmp_path: Path, own: Path) -> None:
+    """And the host's cannot be replaced from outside."""
     mine = replace(find_profile("raspberry-pi-5"), figures={"core_watts": Figure(2.0, "measured", "a meter")})
     write_profile(mine, tmp_path / "e.toml")
     said = run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")]).output
@@ -301,10 +298,7 @@ def test_profile_hiding_a_shipped_one_warns(tmp_path: Path, own: Path) -> None:
     assert "in place of" in run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")]).output
     (own / "raspberry-pi-5.toml").unlink()
     assert find_profile("raspberry-pi-5") != mine
-
-
-def test_host_cannot_be_replaced_from_outside(tmp_path: Path) -> None:
     write_profile(replace(find_profile("generic-x86"), name=HOST), tmp_path / "x.toml")
     done = run.invoke(app, ["devices", "add", str(tmp_path / "x.toml")])
     assert "give it another name" in str(done.exception)
-    assert not own_folder().exists()
+    assert not list(own.iterdir())

@@ -76,8 +76,9 @@ def test_transparent_pixels_are_composed_on_white() -> None:
 
 
 def test_digest_comes_from_undecoded_bytes(tmp_path: Path) -> None:
+    """And a file that changed since it was shown is refused."""
     pixels = np.asarray(drawn())
-    file = tmp_path / "a.png"
+    file = tmp_path / "snap.png"
     file.write_bytes(saved(drawn(), "PNG"))
     url = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
     cut = edge.Image(file.read_bytes()[:-40])
@@ -87,11 +88,6 @@ def test_digest_comes_from_undecoded_bytes(tmp_path: Path) -> None:
     assert len({cut.digest} | same | arrays) == 4
     with pytest.raises(edge.InputError, match="damaged"):
         _ = cut.pixels
-
-
-def test_changed_picture_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "snap.png"
-    file.write_bytes(saved(drawn(), "PNG"))
     shown = edge.Image(file)
     file.write_bytes(saved(drawn().transpose(PIL.Transpose.ROTATE_180), "PNG"))
     for look in (lambda: shown.pixels, lambda: shown.url):
