@@ -18,6 +18,7 @@ from objects import object_of, runtime_flags
 
 from edge.apps.constants import CONSTANTS, constants_header
 from edge.apps.library import COMMON, EARS, GPU, NPU, RUNTIME, runtime_files
+from edge.types import AnyArray
 
 C_FILES = runtime_files("*.c")
 GPU_FILES, NPU_FILES, EARS_FILES = (sorted(folder.glob("*.c")) for folder in (GPU, NPU, EARS))
@@ -90,3 +91,7 @@ def said_by(*command: object, **more: Any) -> str:
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=900, **more)
     assert done.returncode == 0, f"{done.stdout[-3000:]} {done.stderr[-3000:]}"
     return done.stdout
+
+
+def pointer(array: AnyArray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

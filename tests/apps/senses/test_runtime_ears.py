@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 from conftest import examples
-from runtime_library import PLATFORM, load_runtime
+from runtime_library import PLATFORM, load_runtime, pointer
 
 from edge.media.mel import HOP, RATE, WINDOW, log_mel, mel_filters, mel_power
 from edge.media.resample import Resampler
 from edge.run.speech.voice import voices
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
 
 @lru_cache
@@ -24,10 +24,6 @@ def library() -> ctypes.CDLL:
     found = load_runtime("ears_harness.c", "mel.c", "resample.c", "voice.c", "deflate.c", "error.c", *PLATFORM)
     found.test_resample.restype = c_uint64
     return found
-
-
-def pointer(array: AnyArray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def speech(seconds: float, rate: int = RATE, seed: int = 0) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 from conftest import GOLDEN
-from runtime_library import PLATFORM, load_runtime
+from runtime_library import PLATFORM, load_runtime, pointer
 
 from edge.apps.sections.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.backends.base import EngineConfig
@@ -188,10 +188,6 @@ def library() -> Any:
         for name in names:
             getattr(c, name).restype = result
     return c
-
-
-def pointer(array: AnyArray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 @dataclass

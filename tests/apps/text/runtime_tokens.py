@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from runtime_library import PLATFORM, load_runtime
+from runtime_library import PLATFORM, load_runtime, pointer
 
 from edge.apps.sections.vocabulary import tokenizer_sections
 from edge.model.tokens.tokenizer import TokenizerLike
@@ -76,7 +76,3 @@ def cut_words(section: bytes, text: str) -> list[int]:
 
 def aligned(section: bytes) -> AnyArray:
     return np.frombuffer(section, np.uint8).copy()  # NumPy aligns arrays to 16 bytes
-
-
-def pointer(array: AnyArray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from conftest import examples
 from ctypes_bundle import ERRORS, _Error
-from runtime_library import load_runtime
-from runtime_tokens import CTokenizer, aligned, pointer
+from runtime_library import load_runtime, pointer
+from runtime_tokens import CTokenizer, aligned
 from small_models import Small, Special, write_small
 from test_chat import CHATML
 from test_tool_grammar import MODELS
