@@ -63,7 +63,7 @@ class EngineConfig:
     lora_rank: int = 0  # the largest rank of LoRA adapters that fits in the reserved memory; 0: no adapters
     lora_bytes: int = 0  # size of the adapters' files
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
-    drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+    drafts: int = 0  # cpu, gpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     mtp: bool = False  # for plans, not engines: a layer for multi-token prediction drafts (`StatesEngine`)
     # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
     taps: list[int] = field(default_factory=list)
@@ -328,6 +328,7 @@ class Backend(ABC):
     DRIVER_BYTES = 0  # memory of GPU drivers, which `check_supported` and `gpu_memory` load to list GPUs
     MOST_SNAPSHOTS = 4  # saved ends of a conversation, for caches with tails: two for each turn
     DRAFTS_ELSEWHERE = False  # whether plans for other devices may have a drafter
+    DRAFTS_ASKED = False  # whether it verifies drafts only if asked to: nobody has measured what they gain
 
     def around_bytes(self, spec: ModelSpec) -> int | None:
         """Bytes of an assistant or an EAGLE-3 head without its layers; None: NumPy computes there."""

@@ -34,8 +34,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _parse_speculate(text: str) -> str:
-    if text not in (AUTO, "off"):
-        raise InputError(f"--speculate must be auto or off, not {text!r:.40}")
+    if text not in (AUTO, "on", "off"):
+        raise InputError(f"--speculate must be auto, on or off, not {text!r:.40}")
     return text
 
 
@@ -171,7 +171,8 @@ class Options:
 
     speculate: str = option(
         AUTO, "--speculate", group=ENGINE, parse=_parse_speculate,
-        help="auto: verify drafts of repeated text, or of the model's MTP layer, with the same answer; or off.",
+        help="auto: verify drafts of repeated text, or of the model's MTP layer, with the same answer; on: on GPUs, "
+        "too; or off.",
     )  # fmt: skip
     draft: Any = option(
         None, "--draft", group=ENGINE, typed=str, metavar="MODEL",

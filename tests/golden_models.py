@@ -81,6 +81,7 @@ def load_engine(
     threads: int = 1,
     tuning: dict[str, int] | None = None,
     sequences: int = 1,
+    drafts: int = 0,
 ) -> Engine:
     """An engine without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or `onnx@qnn`, a provider.
     Skips the test where it is not installed."""
@@ -94,6 +95,7 @@ def load_engine(
             capacity, chunk, kv_dtype, threads, logits_rows=min(logits_rows, chunk), observes=observes,
             provider=place if name == "onnx" and place else "cpu", lora_rank=lora.size.rank if lora else 0,
             lora_bytes=lora.size.nbytes if lora else 0, tuning=tuning or {}, sequences=sequences,
+            drafts=drafts,
         )  # fmt: skip
         engine = module.load(model.file, model.spec, config)
         if lora:

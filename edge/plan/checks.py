@@ -103,7 +103,8 @@ def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
         return
     if options.speculate == "off":
         raise InputError("--draft names a model that drafts, and --speculate=off is without drafts: leave one out")
-    if (elsewhere and not run.backend.DRAFTS_ELSEWHERE) or not run.backend.CAPABILITIES.verifies:
+    verifies = run.backend.CAPABILITIES.verifies and not run.backend.DRAFTS_ASKED
+    if (elsewhere and not run.backend.DRAFTS_ELSEWHERE) or not verifies:
         where = "another device" if elsewhere else f"the {run.backend.NAME} engine"
         raise UnsupportedError(f"--draft is for the {engines_with('verifies')[0]} engine here, not for {where}")
     if not run.drafts:

@@ -12,7 +12,7 @@ from edge.devices.host import usable_cores
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
 from edge.model.structure.spec import ModelSpec
-from edge.options import Options
+from edge.options import AUTO, Options
 from edge.records import dataclass
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Resolved:
     def drafts(self) -> int:
         """Most drafted tokens to verify in a pass; 0 if the policy observes attention, to which wrong drafts would
         contribute, or if single tokens read other rows than several."""
-        off = self.options.speculate == "off" or self.policy.needs.queries or self.policy.needs.reads
+        asked = "on" if self.backend.DRAFTS_ASKED else AUTO
+        off = self.options.speculate not in ("on", asked) or self.policy.needs.queries or self.policy.needs.reads
         return 0 if off else self.backend.most_drafts(self.spec, self.tuned.values if self.tuned else {})
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:

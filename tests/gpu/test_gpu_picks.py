@@ -69,10 +69,11 @@ def test_picks_are_numpys(device: Device, vocab: int, kind: str) -> None:
     state = np.zeros(State.WORDS, np.uint32)
     state[State.BANNED] = banned.size
     state[State.BANS :][: banned.size] = banned
-    sizes = {"logits": logits.nbytes, "tables": state.nbytes, "tokens": 4 * CHUNK + 16}
-    sizes |= {"found": picking.found_bytes(vocab)}
+    rows = np.stack([logits, logits[::-1]])
+    sizes = {"logits": rows.nbytes, "tables": state.nbytes, "tokens": 4 * CHUNK + 16}
+    sizes |= {"found": 2 * picking.found_bytes(vocab)}
     buffers = {name: device.create(size) for name, size in sizes.items()}
-    device.write(buffers["logits"], 0, logits)
+    device.write(buffers["logits"], 0, rows)
     device.write(buffers["tables"], 0, state)
     argmax = picking.argmax(vocab, CHUNK, Slice("logits"))
     device.run(device.record(argmax, buffers), times=2)
@@ -85,12 +86,15 @@ def test_picks_are_numpys(device: Device, vocab: int, kind: str) -> None:
     state[[State.APPENDED, State.ANGLE, State.POSITION, State.PICKED]] += 2
     assert (device.read(buffers["tables"], 0, state.nbytes).view(np.uint32) == state).all()
 
-    device.run(device.record(picking.top(vocab, Slice("logits")), buffers))
-    found = device.read(buffers["found"], picking.top_offset(vocab), 8 * picking.TOP).view(np.uint32)
-    for count in (1, min(vocab, picking.TOP)):
-        ids, values = picking.candidates(found, count)
-        assert np.array_equal(ids, order[:count])
-        assert np.array_equal(values, logits[ids], equal_nan=True)
+    device.run(device.record(picking.top(vocab, Slice("logits"), 2), buffers), 2)
+    for number, row in enumerate(rows):
+        order = np.argsort(np.where(np.isnan(row), -np.inf, -row.astype(np.float64)), kind="stable")
+        at = number * picking.found_bytes(vocab) + picking.top_offset(vocab)
+        found = device.read(buffers["found"], at, 8 * picking.TOP).view(np.uint32)
+        for count in (1, min(vocab, picking.TOP)):
+            ids, values = picking.candidates(found, count)
+            assert np.array_equal(ids, order[:count])
+            assert np.array_equal(values, row[ids], equal_nan=True)
     for buffer in buffers.values():
         device.free(buffer)
 

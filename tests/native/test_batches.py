@@ -248,11 +248,13 @@ def test_batch_with_adapters_equals_steps(name: str, tmp_path: Path) -> None:
                     assert (row == expected[number][step]).all(), (step, number)
 
 
-def test_drafts_have_the_logits_of_steps_with_adapters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [None, exhaustive(SOME_GPU)])
+def test_drafts_have_the_logits_of_steps_with_adapters(place: str | None, tmp_path: Path) -> None:
     model = open_golden("llama-gqa-tied").model
-    text = Texts(model.spec.vocab).prompts[1][: 6 + 1 + DRAFTS]
-    with closing(load_adapted(model)) as engine:
-        cast(AdaptedEngine, engine).set_lora(adapters_of(model, tmp_path)[2])
+    text, lora = Texts(model.spec.vocab).prompts[1][: 6 + 1 + DRAFTS], adapters_of(model, tmp_path)[2]
+    on_gpu: dict[str, Any] = {"capacity": 48, "chunk": 16, "logits_rows": 1, "lora": lora, "drafts": DRAFTS}
+    with closing(load_engine(model, f"gpu@{place}", "f16", **on_gpu) if place else load_adapted(model)) as engine:
+        cast(AdaptedEngine, engine).set_lora(lora)
         engine.forward(text[:6])
         expected = [np.array(engine.forward(token[None])) for token in text[6:]]
         engine.kv.truncate(6)

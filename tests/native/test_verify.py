@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, open_golden
+from conftest import GOLDEN, SOME_GPU, exhaustive, load_engine, on_gpu, open_golden
 
 import edge
 from edge.backends import engine_named
@@ -30,31 +30,42 @@ CPU = engine_named("cpu")
 DRAFTS = 7
 
 
-def load(model: Model, kv_dtype: str = "f16", threads: int = 2) -> VerifyingEngine:
-    return cast(
-        VerifyingEngine, CPU.load(model.file, model.spec, EngineConfig(96, 16, kv_dtype, threads, drafts=DRAFTS))
-    )
+def load(
+    model: Model, kv_dtype: str = "f16", threads: int = 2, backend: str = "cpu", drafts: int = DRAFTS
+) -> VerifyingEngine:
+    engine = load_engine(
+        model, backend, kv_dtype, capacity=96, chunk=16, logits_rows=1, threads=threads, drafts=drafts
+    )  # fmt: skip
+    return cast(VerifyingEngine, engine)
 
 
-def check(model: Model, kv_dtype: str = "f16", threads: int = 2) -> None:
+def check(model: Model, kv_dtype: str = "f16", threads: int = 2, backend: str = "cpu", drafts: int = DRAFTS) -> None:
     """Drafts of any length behind any number of rows; wrong ones are forgotten without a trace."""
     rng = np.random.default_rng(7)
     text = rng.integers(0, model.spec.vocab, 70).astype(np.int32)
-    with closing(load(model, kv_dtype, threads)) as engine:
+    with closing(load(model, kv_dtype, threads, backend, drafts)) as engine:
         engine.forward(text[:20])
-        expected = [np.array(engine.forward(token[None])) for token in text[20:]]
+        expected = np.stack([np.array(engine.forward(token[None])) for token in text[20:]])
         engine.kv.truncate(0)
         engine.forward(text[:20])
         at = 20
         while at < text.size:
-            right, wrong = (int(rng.integers(low, DRAFTS + 1)) for low in (1, 0))
+            right, wrong = (int(rng.integers(low, drafts + 1)) for low in (1, 0))
             right = min(right, text.size - at)
-            wrong = min(wrong, 1 + DRAFTS - right)
+            wrong = min(wrong, 1 + drafts - right)
             tokens = np.concatenate([text[at : at + right], rng.integers(0, model.spec.vocab, wrong)]).astype(np.int32)
-            found = engine.verify(tokens)[:right]
-            for number, row in enumerate(found):
-                assert (row == expected[at - 20 + number]).all(), (at, number)
-            at += len(found)
+            wanted = expected[at - 20 :][:right]
+            if at % 2:
+                found = engine.verify(tokens)[:right]
+                ran = len(found)
+                assert (found == wanted[:ran]).all(), at
+            else:
+                tops = engine.verify_top(tokens, 3)[:right]
+                ran = len(tops)
+                for (ids, logits), row in zip(tops, wanted, strict=False):
+                    assert (ids == np.argsort(-row, kind="stable")[:3]).all(), at
+                    assert (logits == row[ids]).all(), at
+            at += ran
             engine.kv.truncate(at)
 
 
@@ -70,6 +81,15 @@ _RUN = sorted(
 ])  # fmt: skip
 def test_drafts_have_the_logits_of_steps(name: str, kv_dtype: str, threads: int) -> None:
     check(open_model(GOLDEN / f"{name}.gguf"), kv_dtype, threads)
+
+
+@pytest.mark.parametrize(("name", "kv_dtype", "drafts", "place"), [
+    ("llama-window", "f16", 2, SOME_GPU), exhaustive("llama-gqa-tied", "f16", DRAFTS, SOME_GPU),
+    *(exhaustive(name, "f16", 2, SOME_GPU) for name in ("gemma3", "gemma4", "gpt2", "deepseek2", "qwen3moe")),
+    exhaustive("gemma3", "int4", 2, SOME_GPU), exhaustive("llama-gqa-tied", "int8", 2, "opencl:0"),
+])  # fmt: skip
+def test_drafts_on_gpu_have_the_logits_of_steps(name: str, kv_dtype: str, drafts: int, place: str) -> None:
+    check(open_model(GOLDEN / f"{name}.gguf"), kv_dtype, 1, f"gpu@{place}", drafts)
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
@@ -142,10 +162,10 @@ def test_drafts_are_limited_by_free_rows() -> None:
         assert engine.kv.length == 90
 
 
-def _answers(name: str, speculate: str, **options: object) -> tuple[str, edge.RunReport]:
+def _answers(name: str, speculate: str, backend: str = "cpu", **options: object) -> tuple[str, edge.RunReport]:
     """By a sensor that counts the same watts for all passes."""
     meter = app_meter(lambda: 10 * time.perf_counter())
-    keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu", "meter": meter}
+    keywords = {"max_kv_size": 200, "speculate": speculate, "backend": backend, "meter": meter}
     with edge.load(GOLDEN / f"{name}.gguf", **keywords) as session:  # type: ignore[arg-type]
         prompt = np.tile(np.arange(5, 45, dtype=np.int32), 2)
         text = session.generate(prompt, max_tokens=260, ignore_eos=True, **options)
@@ -172,6 +192,21 @@ def test_answer_is_the_same_with_drafts_and_without(
     if sampling.temperature == 0:  # a small random model ends in a loop
         assert 0 < report.drafted.accepted <= report.drafted.tokens
         assert report.drafted.by == "seconds and joules"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sampling", [SamplingParams(), WARM])
+def test_answer_on_gpu_is_the_same_with_drafts_and_without(sampling: SamplingParams) -> None:
+    """Drafts are there if asked for. Greedy ones take turns with tokens that the device chooses."""
+    with on_gpu(SOME_GPU):
+        text, report = _answers("llama-gqa-tied", "on", sampling=sampling, backend="gpu")
+        plain, without = _answers("llama-gqa-tied", "auto", sampling=sampling, backend="gpu")
+    assert text == plain
+    assert report.kv == without.kv
+    assert without.drafted is None
+    assert report.drafted is not None
+    if sampling.temperature == 0:
+        assert 0 < report.drafted.accepted <= report.drafted.tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from edge.backends.base import Backend, Capabilities, Engine, EngineConfig, LoadProgress, Operator
@@ -17,6 +17,7 @@ from edge.model.structure.spec import ModelSpec
 if TYPE_CHECKING:
     from edge.backends.tvm.packing.shape import Shape
 
+MOST_TOGETHER = 8  # tokens of a pass that share one read of the weights
 KV_DTYPES = ("f16", "int8", "int4", "f32")
 SHOWN_BYTES = 78 << 20  # of drivers, to list their GPUs; measured with lavapipe and pocl
 # A driver's memory besides `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. Every run with
@@ -64,7 +65,9 @@ class GPU(Backend):
         appends=True,
         encodes=True,
         sequences=True,
+        verifies=True,
     )
+    DRAFTS_ASKED = True
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},
         {"f16": RowEfficiency(0.5, 1.0)},
@@ -115,6 +118,10 @@ class GPU(Backend):
 
         encodes = spec.encoder and not spec.vocab  # pictures; texts: not yet
         return Shape.of(spec, self.NAME, _encoder_cores if encodes else self.supports)
+
+    def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
+        """One fewer than the tokens that share one read of the weights."""
+        return 0 if spec.encoder or self.one_sequence(spec) is not None else MOST_TOGETHER - 1
 
     def one_sequence(self, spec: ModelSpec, *, observes: bool = False, lora: bool = False) -> str | None:
         """Kernels of several tokens know one fixed state and one set of adapters, and observe no attention."""

@@ -355,7 +355,7 @@ def scratch_sizes(
         "low": chunk * shape.most_matrices * rank,
         "logits": max(logits_rows, together * (together > 1)) * shape.vocab,
     }
-    return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}
+    return {name: 4 * size for name, size in words.items() if size} | {"found": together * found_bytes(shape.vocab)}
 
 
 def partial_words(form: RowForm) -> int:

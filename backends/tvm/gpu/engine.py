@@ -34,8 +34,8 @@ _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 
 
 class GPUEngine:
-    """The BatchedEngine, ObservedEngine, PickingEngine, AdaptedEngine and CrossEngine protocols over a program on a
-    device. All memory is allocated at load."""
+    """The BatchedEngine, VerifyingEngine, ObservedEngine, PickingEngine, AdaptedEngine and CrossEngine protocols over a
+    program on a device. All memory is allocated at load."""
 
     capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
@@ -63,6 +63,7 @@ class GPUEngine:
             self.kv, self.append_rows, self.observe = first.kv, first.append_rows, first.observe
             self.forward, self.forward_all, self.forward_top = first.forward, first.forward_all, first.forward_top
             self.run_greedy, self.time_pass = first.run_greedy, first.time_pass
+            self.verify, self.verify_top = first.verify, first.verify_top
             done = 0
             for name, offset, words in pack_weights(file, spec, design.weights):
                 device.write(passes.buffers[name], offset, words)
@@ -92,11 +93,7 @@ class GPUEngine:
             if count == 1 and "long step" in passes.recordings:
                 passes.device.run(passes.recordings["long step"])
             kv.truncate(0)
-        if len(self._sequences) > 1:
-            self.forward_batch(np.zeros(2, np.int32), range(2))
-            for each in self._sequences:
-                each.kv.truncate(0)
-        for name in ("picked", "top"):
+        for name in sorted(passes.recordings.keys() & {"batch", "picked", "top", "tops"}):
             passes.device.run(passes.recordings[name])
         passes.device.read(passes.buffers["tokens"], 0, 4)
         if passes.adapted:

@@ -60,9 +60,10 @@ CORES: dict[type, Callable[..., None]] = {
 def generate(design: Design) -> Program:
     """Generate a model's program. Passes: step; chunk; `last` and `rows`, the logits of a chunk's last token or of
     State.WANTED; then `picked` or `top` (picking.py). With `Design.long_layers` also `long step`, a step behind many
-    rows. With `Design.together` also `batch`, several tokens that run as if each alone, and their logits. With
-    `Design.observes` also `observed step` and so on; of models with cross attention `cross`, which makes rows of states
-    in `x`. An encoder has a chunk alone, which ends with the states: in `normed`, or in `x` without a last norm."""
+    rows. With `Design.together` also `batch`, several tokens that run as if each alone, and their logits; then `tops`.
+    With `Design.observes` also `observed step` and so on; of models with cross attention `cross`, which makes rows of
+    states in `x`. An encoder has a chunk alone, which ends with the states: in `normed`, or in `x` without a last
+    norm."""
     kernels = Kernels(design.language)
     if design.shape.encoder:
         _layers(made := PassBuilder(design, kernels))
@@ -91,6 +92,8 @@ def generate(design: Design) -> Program:
     logits = Slice("logits")
     passes["picked"] = picking.argmax(design.shape.vocab, design.chunk, logits)
     passes["top"] = picking.top(design.shape.vocab, logits)
+    if design.together > 1:
+        passes["tops"] = picking.top(design.shape.vocab, logits, design.together)
     return Program(design.language, kernels.by_name, design.buffers(0), passes)
 
 

@@ -14,7 +14,7 @@ MOST_PARTS = 256  # workgroups of the first stage of an argmax: as many as the s
 
 
 def found_bytes(vocab: int) -> int:
-    """Bytes of the buffer `found`, uint32: pairs of a key and an id."""
+    """Bytes of the buffer `found` for a row of logits, uint32: pairs of a key and an id."""
     pairs, total = vocab, 0
     while pairs > TOP:
         pairs = _groups(pairs) * TOP
@@ -36,21 +36,23 @@ def argmax(vocab: int, chunk: int, logits: Slice) -> tuple[Dispatch, ...]:
     )
 
 
-def top(vocab: int, logits: Slice) -> tuple[Dispatch, ...]:
-    """Dispatches that find the `TOP` largest logits (all, if there are fewer), for `candidates`. logits: float32
-    [vocab]."""
-    passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab,), (_groups(vocab), 1), "head")]
+def top(vocab: int, logits: Slice, rows: int = 1) -> tuple[Dispatch, ...]:
+    """Dispatches that find the `TOP` largest logits (all, if there are fewer) of each row, for `candidates`. logits:
+    float32 [rows, vocab]. rows: the most; if several, a run says how many."""
+    stride, per = found_bytes(vocab) // 4, int(rows > 1)
+    groups = _groups(vocab), rows
+    passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab, stride), groups, "head", per=per)]
     pairs, at = _groups(vocab) * TOP, 0
     while pairs > TOP:
         source, at = at, at + 2 * pairs
-        groups = _groups(pairs)
-        passes.append(Dispatch("edge_top_pairs", (Slice("found"),), (pairs, source, at), (groups, 1), "head"))
-        pairs = groups * TOP
+        groups, scalars = (_groups(pairs), rows), (pairs, stride, source, at)
+        passes.append(Dispatch("edge_top_pairs", (Slice("found"),), scalars, groups, "head", per=per))
+        pairs = groups[0] * TOP
     return tuple(passes)
 
 
 def top_offset(vocab: int) -> int:
-    """The byte offset of `top`'s result in `found`."""
+    """The byte offset of `top`'s result in a row's part of `found`."""
     last = top(vocab, Slice("logits"))[-1]
     return 4 * last.scalars[-1] if last.kernel == "edge_top_pairs" else 0
 

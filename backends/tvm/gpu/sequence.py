@@ -23,7 +23,7 @@ from edge.types import FloatArray, IntArray
 
 
 class GPUSequence:
-    """The ObservedEngine, PickingEngine, GivenEngine and AdaptedEngine protocols for one sequence."""
+    """The ObservedEngine, PickingEngine, VerifyingEngine, GivenEngine and AdaptedEngine protocols for one sequence."""
 
     capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
@@ -125,6 +125,38 @@ class GPUSequence:
             passes.device.run(passes.recordings["top"])
             found = passes.device.read(passes.buffers["found"], picking.top_offset(self.spec.vocab), 8 * picking.TOP)
         return picking.candidates(found.view(np.uint32), min(count, self.spec.vocab))
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
+        with gpu_work(self.config.threads):
+            return self._passes.logits(self._verify(tokens))
+
+    def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
+        """See VerifyingEngine. Raises what `verify` raises."""
+        passes, vocab = self._passes, self.spec.vocab
+        stride, size = picking.found_bytes(vocab), 8 * picking.TOP
+        with gpu_work(self.config.threads):
+            ran = self._verify(tokens)
+            passes.device.run(passes.recordings["top" if ran == 1 else "tops"], ran)
+            read = passes.device.read(passes.buffers["found"], picking.top_offset(vocab), (ran - 1) * stride + size)
+        starts = range(0, ran * stride, stride)
+        return [picking.candidates(read[at:][:size].view(np.uint32), min(count, vocab)) for at in starts]
+
+    def _verify(self, tokens: IntArray) -> int:
+        """Run the first of these tokens as if each alone. Returns their number."""
+        kv, passes = self.kv, self._passes
+        tokens = check_tokens(tokens, self.spec.vocab, kv.free)
+        if tokens.size > 1 + self.config.drafts:
+            raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
+        tokens = tokens[: kv.at_once(tokens.size)]
+        kv.announce(tokens.size)
+        if tokens.size == 1:
+            self._run(tokens, wanted=1)
+            return 1
+        passes.prepare_drafts(tokens, kv)
+        passes.device.run(passes.recordings["batch"], tokens.size)
+        kv.appended(tokens.size)
+        return tokens.size
 
     def time_pass(self, tokens: IntArray) -> list[tuple[Dispatch, float]]:
         """Run `forward` and return the seconds of every dispatch."""

@@ -67,6 +67,8 @@ class TokenSequence:
         self._drafter = drafter
         # Whether tokens that run together have the results of separate passes.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
+        if engine.capabilities.picks and not plan.config.drafts:  # several pending tokens run as a chunk
+            self._exact = False
         self._forget()
 
     def _forget(self) -> None:
@@ -283,10 +285,11 @@ class TokenSequence:
         picks = engine.capabilities.picks
         tops = engine.capabilities.tops and 0 < sample.candidates <= engine.most_candidates
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
-        if chooses and (most := most_ahead()):
+        draft, steps = self._draft(most_ahead) if self._exact else np.zeros(0, np.int32), 1
+        if chooses and not draft.size and (most := most_ahead()):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
+            steps = self.ran
         elif self._exact:
-            draft = self._draft(most_ahead)
             if self.ahead.power:
                 self.ahead.power.start(tokens.size + draft.size)
             started = time.perf_counter()
@@ -298,8 +301,9 @@ class TokenSequence:
             self._run_top(engine, tokens, sample.candidates)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
-        if self.ahead.most:
-            self.ahead.time(self.ran, self.ahead.unsettled, time.perf_counter() - started, behind)
+        seconds = time.perf_counter() - started
+        for _ in range(steps if self.ahead.most else 0):
+            self.ahead.time(self.ran // steps, self.ahead.unsettled, seconds / steps, behind)
         del self.pending[: self.ran]
 
     def _run_top(self, engine: TopEngine, tokens: IntArray, count: int) -> None:

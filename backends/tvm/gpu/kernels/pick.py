@@ -114,7 +114,7 @@ def _best(scope: Scope, key: Value, token: Value) -> tuple[Buffer, Buffer]:
 
 
 def _top_logits() -> Built:
-    """Find the `TOP` best of every `SORTED` logits."""
+    """Find the `TOP` best of every `SORTED` logits of a row; `stride`: words of a row's part of `found`."""
 
     def body(scope: Scope) -> None:
         keys, ids = scope.shared(SORTED, "uint32"), scope.shared(SORTED, "uint32")
@@ -123,29 +123,31 @@ def _top_logits() -> Built:
             store(keys, index, u32(0))
             store(ids, index, to_word(at))
             with when(at < scope.vocab):
-                store(keys, index, _key(let(scope.logits[at])))
+                store(keys, index, _key(let(scope.logits[scope.row * scope.vocab + at])))
         _sort(scope, keys, ids)
-        _keep(scope, keys, ids, scope.group * 2 * TOP)
+        _keep(scope, keys, ids, scope.row * scope.stride + scope.group * 2 * TOP)
 
-    return build("edge_top_logits", THREADS, {"logits": "uint32"}, {"found": "uint32"}, ["vocab"], body)
+    return build("edge_top_logits", THREADS, {"logits": "uint32"}, {"found": "uint32"}, ["vocab", "stride"], body)
 
 
 def _top_pairs() -> Built:
-    """Find the `TOP` best of every `SORTED` pairs at word `source`, and write them to word `sink`."""
+    """Find the `TOP` best of every `SORTED` pairs at word `source` of a row's part, and write them to word `sink`."""
 
     def body(scope: Scope) -> None:
         keys, ids = scope.shared(SORTED, "uint32"), scope.shared(SORTED, "uint32")
+        own = let(scope.row * scope.stride)
+        source = let(own + scope.source)
         with strided(scope, SORTED) as index:
             at = let(scope.group * SORTED + index)
             store(keys, index, u32(0))
             store(ids, index, u32(0))
             with when(at < scope.pairs):
-                store(keys, index, scope.found[scope.source + 2 * at])
-                store(ids, index, scope.found[scope.source + 2 * at + 1])
+                store(keys, index, scope.found[source + 2 * at])
+                store(ids, index, scope.found[source + 2 * at + 1])
         _sort(scope, keys, ids)
-        _keep(scope, keys, ids, scope.sink + scope.group * 2 * TOP)
+        _keep(scope, keys, ids, own + scope.sink + scope.group * 2 * TOP)
 
-    return build("edge_top_pairs", THREADS, {}, {"found": "uint32"}, ["pairs", "source", "sink"], body)
+    return build("edge_top_pairs", THREADS, {}, {"found": "uint32"}, ["pairs", "stride", "source", "sink"], body)
 
 
 def _sort(scope: Scope, keys: Buffer, ids: Buffer) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm.gpu import MOST_TOGETHER
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels.norms import inverse_root
 from edge.backends.tvm.gpu.kernels.products import tensor_steps
@@ -50,8 +51,6 @@ from edge.backends.tvm.gpu.kernels.threads import (
     when,
 )
 from edge.backends.tvm.packing.blocks import PART
-
-MOST_TOGETHER = 8  # tokens for which a workgroup decodes its weights once
 
 
 def step(product: Product, tuning: Tuning, *, last: bool = False, tokens: int = 1) -> Built:
