@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import Answer, Pair, Text, bundle_of, model_of, recorded_session, refused
-from ctypes_bundle import ERRORS, _options, _Usage
+from bundles import Pair, Text, bundle_of, model_of, recorded_session, refused
+from ctypes_bundle import ERRORS, BundleSession, Piece, _options, _Usage
 from runtime_library import said_by
 from wine import COMPILER, build_for_windows, command, run, windows_path
 
@@ -64,9 +64,8 @@ class WindowsSession:
             finally:
                 process.kill()
 
-    def open(self, path: Path, cache: Path | None = None) -> None:
-        """cache: a folder, for a session on a GPU."""
-        self.tell("open", *(windows_path(each).encode().hex() for each in (path, cache) if each))
+    def open(self, path: Path) -> None:
+        self.tell("open", windows_path(path).encode().hex())
 
     def set(self, **options: Any) -> None:
         self.tell("set", bytes(_options(options)).hex())
@@ -75,19 +74,12 @@ class WindowsSession:
         data = text.encode() if isinstance(text, str) else np.array(text, np.int32).tobytes()
         self.tell("append", int(role), data.hex())
 
-    def next(self) -> tuple[int, Finish, bytes]:
+    def next(self) -> Piece:
         token, finish, *text = self.tell("next").split()
-        return int(token), Finish(int(finish)), bytes.fromhex("".join(text))
+        said = bytes.fromhex("".join(text)).decode()
+        return Piece(None if int(token) < 0 else int(token), said, Finish(int(finish)))
 
-    def answer(self, text: Text, role: Role = Role.USER) -> Answer:
-        self.append(role, text)
-        tokens, said = list[int](), b""
-        while True:
-            token, finish, piece = self.next()
-            tokens += [token] if token >= 0 else []
-            said += piece
-            if finish:
-                return tokens, said.decode(), finish
+    pieces, answer = BundleSession.pieces, BundleSession.answer
 
     def rewind(self, turns: int | None = None) -> None:
         self.tell("rewind", 0xFFFFFFFF if turns is None else turns)
@@ -152,8 +144,8 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         assert windows.answer("And?") == expected
         refused(InputError, "threads must be at most 2, for which the model was exported", windows.set, threads=3)
         windows.append(Role.USER, "Hi")
-        assert windows.next()[1] == Finish.GOING
+        assert windows.next().finish == Finish.GOING
         windows.tell("cancel")
-        assert windows.next()[1] == Finish.INTERRUPTED
+        assert windows.next().finish == Finish.INTERRUPTED
         pair.forget()
         pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)

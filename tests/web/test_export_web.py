@@ -130,6 +130,8 @@ def damage(site: Path, name: str, kind: str) -> None:
         path.write_bytes(others[0].read_bytes() if others else data[::-1])
     elif kind == "empty":
         path.touch()
+    elif kind != "absent":  # half of a page, up to what is named
+        path.write_bytes(data[: data.index(kind.encode())])
 
 
 def needed(site: Path) -> list[str]:
@@ -166,24 +168,15 @@ def test_damaged_file_is_named(page: Page, site: Path, kind: str) -> None:
     ([f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd")], "flipped", "wasm is damaged: upload"),
     ([MODEL], "truncated", MODEL), exhaustive([MODEL], "swapped", MODEL),
     *(([START], kind, "The page did not start") for kind in ("truncated", "empty", "absent")),
+    *((["index.html"], kind, "upload the site again") for kind in ('id="about"', "<script")),
 ])  # fmt: skip
 def test_page_that_cannot_start_says_so(page: Page, site: Path, names: list[str], kind: str, words: str) -> None:
-    """No module is left that this browser runs; the model has another length or is another site's; no first script."""
+    """No module is left that this browser runs; the model has another length or is another site's; no first
+    script, or half a page."""
     for name in names:
         damage(site, name, kind)
     with served(site) as (url, _):
         page.visit(url)
-        if names != [START]:
+        if names not in ([START], ["index.html"]):
             until(page, "document.getElementById('status')?.className === 'bad'")
         assert words in page.value(STATUS)
-
-
-@pytest.mark.parametrize("place", ['id="about"', "<script"])
-def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: str) -> None:
-    path = site / "index.html"
-    text = path.read_text()
-    path.unlink()
-    path.write_text(text[: text.index(place)])
-    with served(site) as (url, _):
-        page.visit(url)
-        assert "upload the site again" in page.value(STATUS)

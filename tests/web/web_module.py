@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import Pair, model_of, recorded_session
-from ctypes_bundle import ERRORS, MODEL, Piece
+from ctypes_bundle import ERRORS, MODEL, BundleSession, Piece
 from shared import made_once
 
 from edge.apps.bindings import camel
@@ -117,12 +117,7 @@ class NodeModule:
         """Pieces of the answer, up to its end."""
         return [_piece(**each) for each in self.call("pieces", count)]
 
-    def answer(self, text: str | Sequence[int], role: Role = Role.USER) -> tuple[list[int], str, Finish]:
-        """Append, and the whole answer: tokens, text, and why it ended."""
-        self.append(role, text)
-        pieces = self.pieces()
-        tokens = [piece.token for piece in pieces if piece.token is not None]
-        return tokens, "".join(piece.text for piece in pieces), pieces[-1].finish
+    answer = BundleSession.answer
 
     def rewind(self, turns: int | None = None) -> None:
         """None: all."""
