@@ -28,7 +28,7 @@ from edge.cli.application import application
 from edge.cli.commands import app
 from edge.cli.groups import AnswerOptions, Output, PromptOptions
 from edge.cli.plain import read_plainly, run_plainly
-from edge.cli.terminal.help import environment_page, options_of
+from edge.cli.terminal.help import environment_page, fitting, options_of
 from edge.errors import EdgeError, InputError
 from edge.flags import GROUPS, flags_of
 from edge.lab.prediction.forecast import forecast
@@ -135,6 +135,12 @@ def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFix
     assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)
     assert "perplexity" in edge_help("help", "eval", capsys=capsys)
     assert "\n    edge pull qwen3:0.6b\n" in edge_help("pull", "--help", capsys=capsys)
+
+
+def test_commands_advise_options_they_have() -> None:
+    said, advice = "the cpu engine has no kernels for IQ1_S yet", ": use --backend llamacpp"
+    for line, kept in (("run m.gguf", True), ("eval kl m.gguf", True), ("compile m.gguf", False), ("tune m", False)):
+        assert fitting(said + advice, line.split(), COMMAND) == said + advice * kept
 
 
 def test_options_that_messages_name_exist() -> None:

@@ -201,6 +201,14 @@ def test_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseExce
 
 
 @pytest.mark.usefixtures("handlers")
+@BOTH
+def test_interrupt_that_is_lost_all_same_comes_again(number: signal.Signals, error: type[BaseException]) -> None:
+    with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
+        ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+        time.sleep(60)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_interrupted_answer_has_its_report_in_json(
     number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch

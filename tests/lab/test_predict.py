@@ -23,7 +23,7 @@ from edge.cli.commands import app
 from edge.devices.memory import beyond
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure
 from edge.formats.blocks import nbytes
-from edge.lab.prediction.crowd import Crowd
+from edge.lab.prediction.crowd import Crowd, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import work_of
@@ -179,6 +179,28 @@ def test_embeddings_of_layers_are_looked_up_too(tmp_path: Path) -> None:
     assert read.flops == pytest.approx(2 * 2.3e9, rel=0.02)
 
 
+def test_neighbours_leave_cores_or_a_share_of_time() -> None:
+    def left(neighbours: float, cores: int = 2, **kind: bool) -> tuple[float, ...]:
+        kind = {"steps": True, "gives_way": True} | kind
+        return tuple(left_by(Crowd(neighbours, cores), 2, lambda team: {1: 4.0, 2: 5.0}[team], **kind))
+
+    assert left(0) == left(1, 4) == (1, 1)
+    assert left(1) == left(1, steps=False) == (0.8, 0.5)
+    assert left(0.5) == pytest.approx((0.9, 0.75))  # one, half of the time
+    assert left(2) == pytest.approx((0.8 * 2 / 3, 1 / 3))  # one thread among three
+    assert left(2, steps=False) == (0.5, 0.5)  # two among four
+    assert left(1, gives_way=False) == pytest.approx((2 / 3, 2 / 3))
+
+
+def test_tables_cost_a_token_nothing_wherever_they_lie() -> None:
+    """Gemma 4's, of which a token reads a row: in the file, not among the plan's weights, or in memory."""
+    spec = open_model(GOLDEN / "gemma4.gguf").spec
+    places = {"weights": 10**8, "on_disk": spec.table_bytes}, {"weights": 10**8 + spec.table_bytes}
+    plans = [replace(PLAN, bytes=replace(BYTES, **each)) for each in places]
+    in_file, in_memory = (predict(spec, each, KNOWN, Wanted(contexts=(0,))).decode[0].tok_s.value for each in plans)
+    assert in_file == pytest.approx(in_memory, rel=1e-9)
+
+
 # By earlier runs
 
 
@@ -266,7 +288,7 @@ def test_planning_for_another_device() -> None:
     shown = run.invoke(app, ["plan", MODEL, "--device", "raspberry-pi-5", "--energy", "30J", "--power", "1W"]).output
     for said in (
         "planned for raspberry-pi-5 with 2.0 GiB, by its profile", "30 J buy", "cannot be: it draws more",
-        "estimated from the profile of raspberry-pi-5", "GB/s (measured",
+        "estimated from the profile of raspberry-pi-5", "GB/s (measured", "a token at ",
     ):  # fmt: skip
         assert said in shown
 

@@ -238,7 +238,7 @@ def test_without_package_extra_is_named(tiny: Model, monkeypatch: pytest.MonkeyP
 
 def test_grammar_on_command_line(tmp_path: Path) -> None:
     schema, model = tmp_path / "schema.json", str(GOLDEN / "llama-one-layer.gguf")
-    schema.write_text(json.dumps(PERSON))
+    schema.write_text(json.dumps(PERSON), encoding="utf-8-sig")  # as editors of Windows write it
     command = ("run", model, "Hi", "-q", "--backend", "reference", "--temp", "1", "--seed", "3")
     done = edge_command(*command, "--json-schema", str(schema))
     assert (done.returncode, set(json.loads(done.stdout))) == (0, {"name", "age", "tags"})

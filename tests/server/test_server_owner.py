@@ -98,6 +98,9 @@ def test_adapters_are_models(tmp_path: Path) -> None:
             found = chat(client, model=MODEL + name)
             assert found["choices"][0]["message"]["content"] == answers[name]
             assert found["model"] == MODEL + name
+        asked = ({"model": MODEL + name, "input": "sea"} for name in ("", ":small", ""))
+        base, small_one, again = (client.post("/v1/embeddings", json=each).json()["data"] for each in asked)
+        assert base == again != small_one
         assert hub_of(client).pool.loads == 1
         response = client.post("/v1/chat/completions", json={"messages": [], "model": f"{MODEL}:none"})
         assert error_of(response)["code"] in ("model_not_found", "invalid_value")

@@ -226,6 +226,21 @@ def test_oversized_requests_are_refused() -> None:
             assert ledger.claims.total() == 0
 
 
+def test_requests_that_wait_leave_room_for_those_that_run() -> None:
+    ledger = Ledger(512 << 20)  # 32 MiB of which are for requests
+    waiting, running = Claim(ledger), Claim(ledger)
+    waiting.add("bodies", 20 << 20, waits=True)
+    with pytest.raises(RefusedError) as full:
+        Claim(ledger).add("bodies", 5 << 20, waits=True)
+    assert (full.value.status, bool(full.value.retry)) == (429, True)
+    running.add("grammars", 12 << 20)
+    waiting.hold().release()
+    assert ledger.claims.total() == 32 << 20
+    waiting.release()
+    running.release()
+    assert ledger.claims.total() == 0
+
+
 def test_claims_last_as_long_as_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, put = list[dict[str, int]](), Flow.put
     body = {"messages": [{"role": "user", "content": "x" * 10_000}], "max_tokens": 20, "ignore_eos": True}

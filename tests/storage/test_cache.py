@@ -262,6 +262,20 @@ def test_unwritable_folder_names_the_remedy(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_links_and_folders_in_the_way_are_named(folder: Path) -> None:
+    make(OTHER)
+    for name in (f"{KEY}.bin", f"{KEY}.bin.ok"):
+        (folder / "weights" / name).mkdir()
+        with pytest.raises(CacheError, match=f"{name} is a folder, where a file of the cache belongs: remove it"):
+            make()
+        (folder / "weights" / name).rmdir()
+    (folder / "weights").rename(folder.with_name("outside"))
+    (folder / "weights").symlink_to(folder.with_name("outside"))
+    assert (find("weights", OTHER, ".bin"), entries(), clear()) == (None, [], (0, 0))
+    with pytest.raises(CacheError, match="is a link"):
+        make()
+
+
 def test_read_only_folder_serves_its_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

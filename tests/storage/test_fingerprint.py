@@ -60,6 +60,12 @@ def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.mark.usefixtures("old")
+def test_folder_that_cannot_be_written_only_costs_time(model: Path, folder: Path) -> None:
+    folder.touch()
+    assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("old")
 def test_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
     assert fingerprint(model) == fingerprint(model)

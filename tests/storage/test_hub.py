@@ -114,6 +114,12 @@ def test_wrong_hash_is_never_kept(hub: Hub) -> None:
     assert fetch().read_bytes() == DATA
 
 
+def test_file_of_another_size_than_listed_is_refused(hub: Hub) -> None:
+    hub.faults.listed = {"lfs": {"oid": sha256(DATA), "size": len(DATA) + 1}}
+    with pytest.raises(DownloadError, match=f"has {len(DATA)} bytes, the Hub lists {len(DATA) + 1}"):
+        fetch()
+
+
 def test_busy_servers_are_asked_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(http.time, "sleep", pauses.append)

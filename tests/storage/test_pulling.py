@@ -225,7 +225,10 @@ def test_parts_on_this_device_are_joined_by_convert(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert same_weights(whole, "gpt-oss")
     assert "NAME-00001-of-" in run("run", str(first), "hi").stderr
-    (tmp_path / "m-F32-00003-of-00003.gguf").unlink()
+    last = tmp_path / "m-F32-00003-of-00003.gguf"
+    last.write_bytes(parts_of("qwen3", tmp_path / "qwen3")[last.name])
+    assert "tensors, and should have 41" in run("convert", str(first), str(tmp_path / "other.gguf")).stderr
+    last.unlink()
     done = run("convert", str(first), str(tmp_path / "other.gguf"))
     assert done.returncode == 2
     assert "one of 3 parts of a model: m-F32-00003-of-00003.gguf is missing beside it" in done.stderr

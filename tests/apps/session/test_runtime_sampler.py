@@ -151,6 +151,16 @@ def test_tokens_of_a_large_vocabulary_are_those_of_python(cuts: tuple[int, float
     assert CSampler(params, 262_144)(logits.copy()) == Sampler(params)(logits)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_choose_the_token_of_python(temperature: float, number: float) -> None:
+    for places in (0, 63, 64, slice(None)):
+        logits = random_logits("normal", 256, np.random.default_rng(1))
+        logits[places] = number
+        params = SamplingParams(temperature, 5, seed=1)
+        assert CSampler(params, 256)(logits.copy()) == expected(Sampler(params), logits)
+
+
 def test_tokens_beyond_the_vocabulary_are_not_banned() -> None:
     logits = np.zeros(64, np.float32)
     assert CSampler(SamplingParams(seed=0), 64, banned=[0, -1, 64, 2**31 - 1])(logits) == 1
@@ -193,3 +203,11 @@ def test_shown_text_is_that_of_the_python_twin(texts: list[str], pieces: list[st
 @pytest.mark.parametrize(("text", "found"), [(b"\xff", "\ufffd"), (b"a\xe2\x82", "a\ufffd"), (b"x" * 128, "x" * 128)])
 def test_stop_strings_are_read_as_all_texts(text: bytes, found: str) -> None:
     assert CStops([text]).feed(f"before {found} after") == ("before ", True)
+
+
+@pytest.mark.parametrize("texts", [[b"a"] * (MOST + 1), [b"x" * (LONGEST + 1)], [b"a", None]])
+def test_invalid_stop_strings_are_refused(texts: list[bytes | None]) -> None:
+    handle, memory = lay_out("stops_layout")
+    array = (ctypes.c_char_p * len(texts))(*texts)
+    assert library().stops_set(handle, array, len(texts), ctypes.byref(Error())) == -1
+    del memory

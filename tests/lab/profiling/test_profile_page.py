@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from browser import CONTRAST, Page, complaints, requests, show
@@ -13,6 +14,7 @@ from profiles import HOSTILE, make_bare_profile, make_profile
 
 from edge.lab.profiling.compare import compare_profiles
 from edge.lab.profiling.profile import ModelFacts, Profile
+from edge.lab.report.chart import Axis, Chart
 from edge.lab.report.comparison import comparison_report
 from edge.lab.report.kv import kv_report
 from edge.lab.report.page import page as html
@@ -80,6 +82,14 @@ def test_page_has_no_script_and_asks_for_nothing(name: str) -> None:
         for name in ("src", "href", "xlink:href", "data", "srcset"):
             value = attributes.get(name)
             assert value is None or value.startswith("#") or (tag == "link" and value == "data:,"), (tag, value)
+
+
+def test_words_of_charts_are_escaped() -> None:
+    chart = Chart("a <label>", "a & b", Axis(0, 1), Axis(0, 1))
+    chart.mark(0.5, 0.5, "currentColor", said="<here>")
+    chart.key("<key>", "currentColor")
+    text = "".join(ElementTree.fromstring(chart.figure()).itertext())
+    assert all(words in text for words in ("a & b", "<here>", "<key>"))
 
 
 def test_markdown_keeps_hostile_names_in_place() -> None:

@@ -14,8 +14,8 @@ from test_cli import edge_here as edge
 
 from edge.errors import InputError
 from edge.lab.quality.material import Material, Setup
-from edge.lab.quality.matrix import Cell, make_cells, open_journal, run_matrix
-from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, stream_documents, token_losses
+from edge.lab.quality.matrix import Cell, make_cells, open_cell, open_journal, run_matrix
+from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
 from edge.lab.quality.retrieval import count_right, digits_of, make_trials, split_reply
 from edge.lab.quality.summary import make_rows
 from edge.lab.report.kv import reasons_of
@@ -77,6 +77,15 @@ def test_repeat_says_segment_twice_with_other_tokens_around() -> None:
 
 
 # Retrieval
+
+
+def test_both_occurrences_are_scored_where_they_are(setup: Setup) -> None:
+    (tokens,) = make_repeats(setup.model.encode_prompt(TEXT, raw=True), 1)
+    with open_cell(setup, Cell("streaming", max_kv_size=64), tokens.size - 1) as session:
+        found = measure_repeats(session, [tokens], ignore)
+        losses = token_losses(session, tokens)
+    assert found.first == pytest.approx([losses[2 * SEGMENT - 1 - found.tokens : 2 * SEGMENT - 1].mean()])
+    assert found.again == pytest.approx([losses[-found.tokens :].mean()])
 
 
 def test_trials_hide_key_at_every_depth(smollm2: Model) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.devices.power import app_meter
+from edge.plan.plan import DRAFT_TEXT
 from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.drafts import Drafts
 from edge.run.drafting.power import ENOUGH, PassPower
@@ -41,6 +42,15 @@ def repetitive_texts(draw: st.DrawFn) -> list[list[int]]:
         else:
             pieces.append(draw(st.one_of(FEW, st.lists(st.just(1), min_size=1, max_size=100))))
     return pieces
+
+
+def test_newest_text_stays_once_there_is_too_much() -> None:
+    drafts, text = Drafts(), np.arange(DRAFT_TEXT // 2, dtype=np.int32)
+    for first in (0, 1, 2):
+        drafts.add(text + first * text.size)
+        assert drafts.text.size <= DRAFT_TEXT
+    drafts.add(text[:10] + 2 * text.size)
+    assert drafts.draft(3).tolist() == [2 * text.size + each for each in (10, 11, 12)]
 
 
 @given(repetitive_texts(), st.integers(1, 9), st.booleans())
