@@ -44,6 +44,7 @@ from golden_models import (  # noqa: F401
     Engines,
     FakeMeter,
     Golden,
+    all_logits,
     bring_back,
     copy_kernels,
     engine_here,

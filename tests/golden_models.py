@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,6 +101,12 @@ def load_engine(
         if lora:
             cast(AdaptedEngine, engine).set_lora(lora)
         return engine
+
+
+def all_logits(model: Model, tokens: IntArray, backend: str = "reference", dtype: str = "f32", **options: Any) -> Any:
+    """Logits after each of these tokens, in an engine of their own. options: of `load_engine`."""
+    with closing(load_engine(model, backend, dtype, **options)) as engine:
+        return engine.forward_all(tokens).copy()
 
 
 def require(backend: str) -> None:

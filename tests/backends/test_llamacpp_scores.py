@@ -34,8 +34,7 @@ EXACT = 2e-3  # largest error of a logit; their standard deviation is 3
 
 
 def observed_engine(model: Model, dtype: str = "f32", capacity: int = 48) -> LlamaCppEngine:
-    engine = load_engine(model, "llamacpp", dtype, capacity=capacity, chunk=CHUNK, observes=True)
-    return engine
+    return load_engine(model, "llamacpp", dtype, capacity=capacity, chunk=CHUNK, observes=True)
 
 
 def model_of(name: str) -> Model:

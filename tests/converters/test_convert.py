@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden
+from conftest import GOLDEN, all_logits, open_golden
 from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
 
@@ -46,12 +46,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def logits(path: Path, engine: str = "reference") -> FloatArray:
-    model, tokens = open_model(path), open_golden("llama-gqa-untied").tokens[:32]
-    loaded = load_engine(model, engine, "f32", capacity=tokens.size)
-    try:
-        return loaded.forward_all(tokens)
-    finally:
-        loaded.close()
+    return all_logits(open_model(path), open_golden("llama-gqa-untied").tokens[:32], engine, capacity=32)
 
 
 def test_conversion_through_all_formats_is_lossless(tmp_path: Path) -> None:

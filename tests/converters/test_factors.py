@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import all_logits
 from golden_models import SOME_GPU
 from hf_folders import complaint
 from small_models import Small, write_small
 
-from edge.backends.base import Engine
 from edge.converters.convert import Conversion, convert
 from edge.converters.gguf.ggml import quantize_file
 from edge.converters.gguf.quantize import Settings
@@ -21,7 +19,7 @@ from edge.formats.blocks import dequantize
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
-from edge.types import AnyArray, FloatArray
+from edge.types import AnyArray
 
 SHAPE = Small(layers=2, hidden=128, heads=8, kv_heads=4, ffn=128, vocab=275, tied=False,
               types={"": "NVFP4", "token_embd": "F16"})  # fmt: skip
@@ -49,35 +47,29 @@ def with_factors(path: Path, count: int = 1) -> tuple[Model, Model]:
     return open_model(path / "factors.gguf"), open_model(path / "floats.gguf")
 
 
-def logits(model: Model, backend: str, engines: Callable[[Engine], Engine]) -> FloatArray:
-    return engines(load_engine(model, backend, "f32")).forward_all(TOKENS).copy()
-
-
-def test_factors_multiply_in_reference_and_conversions(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_factors_multiply_in_reference_and_conversions(tmp_path: Path) -> None:
     model, floats = with_factors(tmp_path)
-    expected = logits(floats, "reference", engines)
-    np.testing.assert_allclose(logits(model, "reference", engines), expected, rtol=0, atol=1e-4)
+    expected = all_logits(floats, TOKENS)
+    np.testing.assert_allclose(all_logits(model, TOKENS), expected, rtol=0, atol=1e-4)
     for name, settings, most in (("copy", None, 1e-4), ("floats", Settings("F16", "rtn"), 0.05)):
         convert(model.file.path, tmp_path / f"{name}-made.gguf", Conversion("gguf", settings=settings))
         made = open_model(tmp_path / f"{name}-made.gguf")
         assert {info.type for info in made.file.tensors.values()} >= {"F16" if settings else "NVFP4"}
-        np.testing.assert_allclose(logits(made, "reference", engines), expected, rtol=0, atol=most)
+        np.testing.assert_allclose(all_logits(made, TOKENS), expected, rtol=0, atol=most)
     said = complaint(lambda: quantize_file(model.file, tmp_path / "q.gguf", "Q8_0"))
     assert "its NVFP4 matrices have factors: use edge convert --type q8_0" in said
 
 
-def test_factors_of_parts_are_unknown(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_factors_of_parts_are_unknown(tmp_path: Path) -> None:
     model, _ = with_factors(tmp_path, count=2)
-    assert "do not know the tensor blk.0.attn_" in complaint(lambda: logits(model, "reference", engines))
+    assert "do not know the tensor blk.0.attn_" in complaint(lambda: all_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize(
     "backend", ["onnx", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "gpu"))]
 )
-def test_factors_on_engines(
-    backend: str, tmp_path: Path, engines: Callable[[Engine], Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_factors_on_engines(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_GPU", SOME_GPU)
     model, floats = with_factors(tmp_path)
-    ours, expected = logits(model, backend, engines), logits(floats, "reference", engines)
+    ours, expected = all_logits(model, TOKENS, backend), all_logits(floats, TOKENS)
     assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.999

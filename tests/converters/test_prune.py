@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, mean_kl
+from conftest import GOLDEN, all_logits, mean_kl
 
 from edge.converters.pruning.prune import Pruning, check_pruning, prune_gguf
 from edge.converters.pruning.repair import repair
@@ -47,14 +47,6 @@ def tokens_for(model: Model, count: int = 256) -> IntArray:
     return np.random.default_rng(5).integers(3, model.spec.vocab, count).astype(np.int32)
 
 
-def logits(model: Model, tokens: IntArray, engine: str = "reference") -> FloatArray:
-    loaded = load_engine(model, engine, "f32", capacity=tokens.size)
-    try:
-        return loaded.forward_all(tokens)
-    finally:
-        loaded.close()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_removing_idle_channels_keeps_logits(name: str, tmp_path: Path) -> None:
     whole = read_gguf(GOLDEN / f"{name}.gguf")
@@ -73,7 +65,7 @@ def test_removing_idle_channels_keeps_logits(name: str, tmp_path: Path) -> None:
     assert said.ffn == (ffn, pruned.spec.ffn)
     assert pruned.spec.ffn == max(1, round(ffn / 64)) * 32
     assert said.parameters == (model.spec.parameters, pruned.spec.parameters)
-    np.testing.assert_allclose(logits(pruned, tokens[:24]), logits(model, tokens[:24]), atol=1e-4)
+    np.testing.assert_allclose(all_logits(pruned, tokens[:24]), all_logits(model, tokens[:24]), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", UNIFORM)
@@ -92,7 +84,7 @@ def test_removing_an_idle_layer_keeps_logits(name: str, tmp_path: Path) -> None:
     if name != "gpt2":  # its biases are vectors, and still say something
         assert said.layers == (1,)
         assert min(said.importance) == pytest.approx(0, abs=1e-6)
-        np.testing.assert_allclose(logits(pruned, tokens[:24]), logits(model, tokens[:24]), atol=1e-4)
+        np.testing.assert_allclose(all_logits(pruned, tokens[:24]), all_logits(model, tokens[:24]), atol=1e-4)
 
 
 def test_llama_cpp_runs_pruned_models(tmp_path: Path) -> None:
@@ -101,7 +93,7 @@ def test_llama_cpp_runs_pruned_models(tmp_path: Path) -> None:
     tokens = tokens_for(model)
     prune_gguf(model.file, model.spec, tmp_path / "pruned.gguf", Pruning(layers=1, ffn=0.3), tokens)
     pruned = open_model(tmp_path / "pruned.gguf")
-    theirs, ours = (logits(pruned, tokens[:24], engine) for engine in ("llamacpp", "reference"))
+    theirs, ours = (all_logits(pruned, tokens[:24], engine) for engine in ("llamacpp", "reference"))
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
 
 
@@ -142,5 +134,6 @@ def test_repaired_model_predicts_more_as_whole_one_does(pruned: Model, tmp_path:
     tokens = tokens_for(whole, 2048)
     repair(whole.file, pruned.file, target, tokens, steps=60, progress=shown.append)
     assert shown == [pytest.approx((step + 1) / 60) for step in range(60)]
-    exact, before, after = (logits(each, tokens[:200]) for each in (whole, pruned, open_model(target)))
+    models = whole, pruned, open_model(target)
+    exact, before, after = (all_logits(each, tokens[:200], capacity=200) for each in models)
     assert mean_kl(exact, after) < 0.9 * mean_kl(exact, before)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import examples, exhaustive, load_engine, mean_kl
+from conftest import all_logits, examples, exhaustive, mean_kl
 from fallbacks import open_fallback
 from small_models import Small, write_small
 
@@ -70,10 +69,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return make
 
 
-def logits_of(model: Model, backend: str = "reference") -> FloatArray:
+def predicted(model: Model, backend: str = "reference") -> FloatArray:
     kv_dtype = {"reference": "f32"}.get(backend, "f16")
-    with closing(load_engine(model, backend, kv_dtype, capacity=96, chunk=96, logits_rows=96)) as engine:
-        return engine.forward_all(OTHERS)
+    return all_logits(model, OTHERS, backend, kv_dtype, capacity=96, chunk=96, logits_rows=96)
 
 
 def mixed_inputs(tokens: int, columns: int, seed: int) -> FloatArray:
@@ -139,7 +137,7 @@ def test_scaling_factors_keep_unrounded_products(family: Callable[[str], Model],
     assert folds.columns
     weights = folds.read(model.file, sources)
     found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
-    np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
+    np.testing.assert_allclose(found, predicted(model), atol=1e-4)
 
 
 # The KL divergence from the whole model's predictions, as a share of plain rounding's: the most in one family, and on
@@ -158,8 +156,8 @@ def rounded(
     def find(name: str) -> tuple[FloatArray, float]:
         model, path = family(name), tmp_path_factory.mktemp("plain") / "plain.gguf"
         quantize_gguf(model.file, model.spec, path, Settings(method="rtn", **WHOLE))
-        exact = logits_of(model)
-        return exact, mean_kl(exact, logits_of(open_model(path)))
+        exact = predicted(model)
+        return exact, mean_kl(exact, predicted(open_model(path)))
 
     return find
 
@@ -178,7 +176,7 @@ def test_quantized_models_run_and_methods_gain(
         assert {info.type for each, info in found.file.tensors.items() if "attn_output.weight" in each} == {"Q4_0"}
         assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
         exact, plain = rounded(name)
-        shares.append(mean_kl(exact, logits_of(found)) / plain)
+        shares.append(mean_kl(exact, predicted(found)) / plain)
     most, mean = GAINS[method]
     assert max(shares) <= most
     assert np.exp(np.log(shares).mean()) <= mean
@@ -203,7 +201,7 @@ def test_llamacpp_runs_written_quantizations(family: Callable[[str], Model], kin
     settings = Settings(type=kind, embedding="Q8_0", output="Q8_0")
     quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", settings, TOKENS)
     found = open_model(tmp_path / "q.gguf")
-    ours, theirs = logits_of(found), logits_of(found, "llamacpp")
+    ours, theirs = predicted(found), predicted(found, "llamacpp")
     assert np.abs(ours - theirs).mean() < 0.05 * np.abs(ours - ours.mean()).mean()  # it rounds activations to 8 bits
 
 
@@ -229,7 +227,7 @@ def test_ragged_rows_stay_half_floats(tmp_path: Path) -> None:
             "blocks of Q4_0 have 32 values, and 1 of 8 matrices have rows of 72, no multiple of that: they became "
             "1 × F16",
         )
-        assert np.isfinite(logits_of(open_model(tmp_path / "q.gguf"))).all()
+        assert np.isfinite(predicted(open_model(tmp_path / "q.gguf"))).all()
 
 
 def test_refused_tokens_settings_and_weights(family: Callable[[str], Model], tmp_path: Path) -> None:
@@ -302,7 +300,7 @@ def _floats(model: Model, name: str) -> FloatArray:
 def test_mixture_meets_size_and_larger_is_better(family: Callable[[str], Model], tmp_path: Path) -> None:
     model, errors = family("llama"), []
     tokens: IntArray = TOKENS[:256]
-    exact = logits_of(model)
+    exact = predicted(model)
     for kind in ("Q4_0", "Q5_1"):
         quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(type=kind, method="rtn", **WHOLE))
         limit = (tmp_path / "q.gguf").stat().st_size + 32 * len(model.file.tensors)
@@ -312,7 +310,7 @@ def test_mixture_meets_size_and_larger_is_better(family: Callable[[str], Model],
         quantize_gguf(model.file, model.spec, tmp_path / "m.gguf", settings, TOKENS)
         assert (tmp_path / "m.gguf").stat().st_size <= limit
         assert mixture.kl > 0
-        errors.append(np.abs(logits_of(open_model(tmp_path / "m.gguf")) - exact).mean())
+        errors.append(np.abs(predicted(open_model(tmp_path / "m.gguf")) - exact).mean())
     assert errors[1] < 0.7 * errors[0]
 
 
@@ -350,7 +348,7 @@ def test_llama_cpp_reads_k_quant_mixtures(method: Any, tmp_path: Path) -> None:
     assert (tmp_path / "mixed.gguf").stat().st_size <= room
     assert {name: report.types[name] for name in mixture.types} == mixture.types
     made = open_model(tmp_path / "mixed.gguf")
-    ours, theirs = logits_of(made), logits_of(made, "llamacpp")
+    ours, theirs = predicted(made), predicted(made, "llamacpp")
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.998  # llama.cpp rounds activations
     with pytest.raises(UnsupportedError, match="cannot be Q3_K: choose"):  # only mixtures hold rows of other sizes
         plan_types(model.file, model.spec, Settings("Q3_K"))

@@ -24,7 +24,7 @@ from gguf import TokenType
 from tokenizers import BertWordPieceTokenizer
 from torture import TEXTS
 from transformers import BertConfig, BertModel, BertTokenizerFast, NomicBertConfig, NomicBertModel, PreTrainedModel
-from write import finish, run
+from write import begin, finish, run
 
 SENTENCES = [
     "The sky is blue.", "Il cielo è blu, and naïve cafés are open!", "x",
@@ -125,14 +125,7 @@ def write_json(path: Path, said: Any) -> None:
 def write_gguf(path: Path, model: PreTrainedModel, tokenizer: BertTokenizerFast, pooling: str) -> None:
     config = model.config
     architecture = config.model_type.replace("_", "-")
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(path.stem)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer = begin(path, architecture, config)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_causal_attention(False)
     writer.add_pooling_type(POOLING[pooling])

@@ -22,7 +22,7 @@ import transformers as hf
 from families import small
 from make import Array, fill, forward, random_tokens, rounded
 from transformers.models.nemotron.modeling_nemotron import NemotronMLP
-from write import byte_level, finish, run
+from write import begin, byte_level, finish, run
 
 LAST = 8
 HEADS, RANK, QUERY_RANK, PLAIN, ROTATED, VALUE = 2, 32, 32, 32, 16, 16
@@ -128,14 +128,7 @@ def configuration(rope: dict[str, Any], **others: Any) -> hf.PreTrainedConfig:
 def write(path: Path, arch: str, model: hf.PreTrainedModel, *, apart: bool) -> None:
     """apart: `attn_k_b` and `attn_v_b` are tensors of their own, and fields describe rows of the cache."""
     config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_name(path.stem)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(HEADS)
+    writer = begin(path, arch, config)
     hybrid = arch in HYBRIDS
     writer.add_head_count_kv([0, 1] if hybrid else 1 if apart else HEADS)
     if hybrid:

@@ -76,7 +76,7 @@ def families() -> dict[str, Golden]:
     cells = {"image_position_ids": torch.tensor([[[x, y] for y in range(4) for x in range(6)]])}
     for each in (qwen3, qwen2, qwen35, gemma3):
         each.pop("model_type", None)
-    found = {
+    return {
         "qwen3vl": qwen(
             hf.Qwen3VLForConditionalGeneration, hf.Qwen3VLConfig, qwen3, depth=2, num_position_embeddings=16,
             deepstack_visual_indexes=[0],
@@ -139,7 +139,6 @@ def families() -> dict[str, Golden]:
             (1, 24, 48), types="mm_token_type_ids", inputs=cells,
         ),
     }  # fmt: skip
-    return found
 
 
 def main(out: Path, *names: str) -> None:

@@ -16,6 +16,14 @@ def chirp(count: int, pitch: float = 90.0) -> NDArray[np.float32]:
     return np.asarray(voiced * sum(np.sin(n * phase) / (2 * n) for n in (1, 2, 3, 5, 9)), np.float32).clip(-1, 1)
 
 
+def tone() -> NDArray[np.float32]:
+    """3.1 s: a loud tone of constant power in each frame, so that all windows have the same maximum, and noise that
+    changes below it."""
+    time = np.arange(49600) / 16000
+    noise = np.random.default_rng(5).normal(0, 1, time.size) * np.sin(2 * np.pi * 0.7 * time)
+    return (0.5 * np.sin(2 * np.pi * 1000 * time) + 0.08 * noise).astype(np.float32)
+
+
 def logits(seed: int, text: tuple[int, ...], size: int = 24) -> NDArray[np.float32]:
     """Of the tokens behind a text, of a model that does not exist; token 0 ends texts, and is likelier the longer they
     are; none is empty."""

@@ -11,18 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sounds import tone
 from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 FOLDER = Path(__file__).parent / "folders"
 SYMBOLS = "\"#()*+/:;<=>@[\\]^_`{|}~-'"
-
-
-def sound() -> np.ndarray:
-    """3.1 s: a loud tone of constant power in each frame, so that all windows have the same maximum, and noise that
-    changes below it."""
-    time = np.arange(49600) / 16000
-    noise = np.random.default_rng(5).normal(0, 1, time.size) * np.sin(2 * np.pi * 0.7 * time)
-    return (0.5 * np.sin(2 * np.pi * 1000 * time) + 0.08 * noise).astype(np.float32)
 
 
 if __name__ == "__main__":
@@ -47,7 +40,7 @@ if __name__ == "__main__":
     }  # fmt: skip
     for name, value in settings.items():
         setattr(config, name, value)
-    wave = sound()
+    wave = tone()
     extractor = WhisperFeatureExtractor(feature_size=model.config.num_mel_bins)
     mel = extractor._np_extract_fbank_features(np.pad(wave, (0, 480000))[None], "cpu")[:, :, : wave.size // 160]
     mel = torch.from_numpy(np.asarray(mel, np.float32))

@@ -48,9 +48,7 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
     """Write every weight in float32, with all the metadata that llama.cpp's own converter writes."""
     config = model.config
     architecture = architecture_of(config)
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(path.stem.replace("phi3", "phi 3"))  # for the real one llama.cpp expects certain tokens
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer = begin(path, architecture, config)
     add_shape(writer, config)
     if architecture != "gpt2":
         add_rope(writer, config)
@@ -76,6 +74,19 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
     finish(writer)
 
 
+def begin(path: Path, architecture: str, config: PreTrainedConfig) -> gguf.GGUFWriter:
+    """A file in float32 that says how large the model is."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(path.stem.replace("phi3", "phi 3"))  # for the real one llama.cpp expects certain tokens
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(4 * config.n_embd if config.model_type == "gpt2" else config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    return writer
+
+
 def finish(writer: gguf.GGUFWriter) -> None:
     """Write all that was added."""
     writer.write_header_to_file()
@@ -97,11 +108,6 @@ def architecture_of(config: PreTrainedConfig) -> str:
 
 
 def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(4 * config.n_embd if config.model_type == "gpt2" else config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
     if config.model_type == "gpt2":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return

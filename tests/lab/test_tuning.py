@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from conftest import all_logits, load_engine
 from small_models import Small, write_small
 from test_cli import edge_here as edge
 from test_cli import json_here as edge_json
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig
-from edge.backends.reference import ENGINE as REFERENCE
+from edge.backends.base import Engine
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError
@@ -323,11 +323,9 @@ def test_every_field_off_its_default_gives_same_tokens(tmp_path: Path, engines: 
     }
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
-    expected = oracle.forward_all(tokens)
+    expected = all_logits(model, tokens, chunk=90, logits_rows=90)
     tuned = {name: value for name, value in values.items() if name not in ("threads", "chunk")}
-    config = EngineConfig(128, values["chunk"], "f32", values["threads"], logits_rows=8, tuning=tuned)
-    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
+    engine = engines(load_engine(model, "cpu", "f32", chunk=values["chunk"], threads=values["threads"], tuning=tuned))
     np.testing.assert_allclose(engine.forward(tokens), expected[-1], rtol=0, atol=1e-3)
     engine.kv.truncate(40)
     for at in range(40, 90):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SOME_GPU, Engines, load_engine
+from conftest import SOME_GPU, Engines, all_logits, load_engine
 from fallbacks import logits_of, open_fallback
 from small_models import Small, write_small
 from test_gguf_file import GGUF
@@ -38,13 +38,12 @@ def tokens_for(model: Model, count: int) -> IntArray:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_quantized_experts_match_dequantized(tmp_path: Path, engines: Engines) -> None:
+def test_quantized_experts_match_dequantized(tmp_path: Path) -> None:
     """Against gguf's dequantization; of all experts, so that activations of 8 bits cannot change the choice."""
     model = small_model(tmp_path, types=MIXED, used=20)
     tokens = tokens_for(model, 45)
     expected, exact, fast = (
-        engines(load_engine(model, *each)).forward_all(tokens)
-        for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
+        all_logits(model, tokens, *each) for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
     )
     np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
     assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > 0.999

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, exhaustive, load_engine, mean_kl
+from conftest import GOLDEN, all_logits, exhaustive, load_engine, mean_kl
 from fallbacks import open_fallback
 from lora_files import write_adapter
 from test_gguf_file import GGUF
@@ -29,9 +29,7 @@ def test_blocks_in_one_matrix_are_transposed(tmp_path: Path) -> None:
     quantize_gguf(whole.file, whole.spec, tmp_path / "q4.gguf", Settings("Q4_0", "rtn"))
     model, tokens = open_model(tmp_path / "q4.gguf"), open_fallback("minicpm3")[1]
     assert model.file.tensors[MATRIX].type == "Q4_0"
-    expected, found = (
-        load_engine(model, backend, "f32", chunk=24).forward_all(tokens) for backend in ("reference", "cpu")
-    )
+    expected, found = (all_logits(model, tokens, backend, chunk=24) for backend in ("reference", "cpu"))
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99999
 
 
@@ -41,7 +39,7 @@ def test_long_chunks_expand_rows_behind_others(dtype: str) -> None:
     shorter ones attend to latent rows."""
     model, tokens, _ = open_fallback("minicpm3")
     text = np.concatenate([tokens, tokens[::-1], tokens[:32]])
-    expected = load_engine(model, "reference", "f32", chunk=96, capacity=192).forward_all(text)
+    expected = all_logits(model, text, chunk=96, capacity=192)
     engine = load_engine(model, "cpu", dtype, chunk=96, capacity=192, logits_rows=96)
     for pieces in ([70, 90], [20] * 8):
         engine.kv.truncate(0)

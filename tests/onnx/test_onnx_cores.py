@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import Engines, load_engine
+from conftest import Engines, all_logits, load_engine
 from fallbacks import open_fallback
 from small_models import Small, write_small
 
@@ -32,23 +32,23 @@ EXACT = 2e-4
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "gpt-oss", "gemma4"])
-def test_folders_give_the_logits_of_the_file(tmp_path: Path, name: str, engines: Engines) -> None:
+def test_folders_give_the_logits_of_the_file(tmp_path: Path, name: str) -> None:
     """The written weights are read back and compared, rows of experts in turn among them."""
     model, tokens, _ = open_fallback(name)
     write_onnx(model.file, model.spec, tmp_path / "folder")
     folder = open_model(tmp_path / "folder")
-    ours, theirs = (engines(load_engine(each, "onnx", "f32")).forward_all(tokens) for each in (folder, model))
+    ours, theirs = (all_logits(each, tokens, "onnx") for each in (folder, model))
     np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "MXFP4"])
-def test_quantized_experts_lose_as_8_bit_activations(tmp_path: Path, kind: str, engines: Engines) -> None:
+def test_quantized_experts_lose_as_8_bit_activations(tmp_path: Path, kind: str) -> None:
     """Of one layer, whose router sees what no rounded product has changed. Q4_K is rounded to 8 bits besides."""
     types = {"": "F32", **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), kind)}
     small = Small(hidden=256, heads=4, kv_heads=2, head=64, ffn=256, experts=8, architecture="qwen3moe", types=types)
     model = open_model(write_small(tmp_path / "model.gguf", small))
     tokens = np.random.default_rng(1).integers(3, small.vocab, 40).astype(np.int32)
-    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    ours, exact = (all_logits(model, tokens, name) for name in ("onnx", "reference"))
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.9995
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Engines, load_engine
+from conftest import all_logits
 from small_models import Small, write_small
 
 from edge.backends.onnx.graph.check import check_weights
@@ -52,27 +52,27 @@ def statistics_of(model: Model) -> dict[str, Statistics]:
     return collect(model.file, model.spec, np.random.default_rng(2).integers(3, 270, 256).astype(np.int32))
 
 
-def error_of(model: Model, name: str | None, folder: Path, engines: Engines) -> float:
+def error_of(model: Model, name: str | None, folder: Path) -> float:
     """Mean error of logits, relative to their standard deviation."""
     method = find_method(name, model.file, model.spec, statistics_of(model))
     write_onnx(model.file, model.spec, folder, method=method)
-    ours = engines(load_engine(open_model(folder), "onnx", "f32")).forward_all(TOKENS)
-    exact = engines(load_engine(model, "reference", "f32")).forward_all(TOKENS)
+    ours = all_logits(open_model(folder), TOKENS, "onnx")
+    exact = all_logits(model, TOKENS)
     return float(np.abs(ours - exact).mean() / exact.std())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_outliers_spoil_plain_int8_only(architecture: str, tmp_path: Path, engines: Engines) -> None:
+def test_outliers_spoil_plain_int8_only(architecture: str, tmp_path: Path) -> None:
     model = small_model(tmp_path, architecture)
     names = ("w8a8", "smoothquant", "llm-int8", None)
-    plain, smoothed, split, exact = (error_of(model, name, tmp_path / str(name), engines) for name in names)
+    plain, smoothed, split, exact = (error_of(model, name, tmp_path / str(name)) for name in names)
     assert plain > 0.15
     assert smoothed < plain / 3
     assert split < plain / 3
     assert exact < 1e-4
 
 
-def test_nf4_values_equal_the_table(tmp_path: Path, engines: Engines) -> None:
+def test_nf4_values_equal_the_table(tmp_path: Path) -> None:
     """ONNX Runtime multiplies by the very weights that `nf4` rounds to: with these as floats, logits are the same."""
 
     def round_them(weights: dict[str, AnyArray]) -> None:
@@ -82,14 +82,14 @@ def test_nf4_values_equal_the_table(tmp_path: Path, engines: Engines) -> None:
 
     model = small_model(tmp_path)
     write_onnx(model.file, model.spec, tmp_path / "nf4", method=find_method("nf4", model.file, model.spec))
-    ours = engines(load_engine(open_model(tmp_path / "nf4"), "onnx", "f32")).forward_all(TOKENS)
+    ours = all_logits(open_model(tmp_path / "nf4"), TOKENS, "onnx")
 
     def both(weights: dict[str, AnyArray]) -> None:
         add_outliers(weights)
         round_them(weights)
 
     rounded = open_model(write_small(tmp_path / "rounded.gguf", Small(**WIDE), both))
-    expected = engines(load_engine(rounded, "reference", "f32")).forward_all(TOKENS)
+    expected = all_logits(rounded, TOKENS)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-3)
 
 
@@ -97,9 +97,7 @@ PLAIN = [(None, types) for types in ("F32", "F16", "Q4_0", "Q5_1", "Q8_0")]
 
 
 @pytest.mark.parametrize(("name", "types"), [*PLAIN, *((name, "F32") for name in METHODS)])
-def test_sizes_are_predicted_and_floats_unchanged(
-    name: str | None, types: str, tmp_path: Path, engines: Engines
-) -> None:
+def test_sizes_are_predicted_and_floats_unchanged(name: str | None, types: str, tmp_path: Path) -> None:
     model = small_model(tmp_path, types=types)
     method = find_method(name, model.file, model.spec, statistics_of(model))
     planned = planned_files(model.file, model.spec, planning_method(name, model.file, model.spec))
@@ -107,10 +105,10 @@ def test_sizes_are_predicted_and_floats_unchanged(
     assert set(planned) == set(written)
     assert planned[WEIGHTS] == (None if name == "llm-int8" else written[WEIGHTS])
     assert rounded_types(model.file, model.spec, method) == ([types] if name or types in ("Q4_1", "Q5_1") else [])
-    exact = engines(load_engine(model, "reference", "f32")).forward_all(TOKENS)
+    exact = all_logits(model, TOKENS)
     folder = open_model(tmp_path / "model")
     assert folder.spec.weight_type == {None: types, "nf4": "NF4"}.get(name, "INT8")
-    ours = engines(load_engine(folder, "onnx", "f32")).forward_all(TOKENS)
+    ours = all_logits(folder, TOKENS, "onnx")
     if name is None and types in ("F32", "F16", "BF16"):
         np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.6  # outliers spoil some: see above

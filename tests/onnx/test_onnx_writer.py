@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from conftest import Engines, exhaustive, load_engine, open_golden
+from conftest import Engines, all_logits, exhaustive, load_engine, open_golden
 from small_models import Small, random_quants, random_weights, write_small
 from test_architectures import open_family
 
@@ -106,7 +106,7 @@ def quants_of(kind: str, rows: int, columns: int, seed: int = 3) -> AnyArray:
         *(exhaustive(kind, True) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")),  # parts of the mixture
     ],
 )  # fmt: skip
-def test_block_types(kind: str, tied: bool, tmp_path: Path, engines: Engines) -> None:
+def test_block_types(kind: str, tied: bool, tmp_path: Path) -> None:
     """Against the oracle with the same weights in float32; activations are rounded to int8."""
     mixture = {"": "Q4_0", "attn_k": "Q4_1", "attn_v": "Q6_K", "ffn_up": "Q4_K", "token_embd": "Q6_K", "output": "Q5_1"}
     types = mixture if kind == "mixed" else kind
@@ -116,16 +116,16 @@ def test_block_types(kind: str, tied: bool, tmp_path: Path, engines: Engines) ->
     raw = {name: quants_of("Q4_K", *shapes[name], len(name)) for name in chosen}
     model = open_model(write_small(tmp_path / "small.gguf", small, raw=raw))
     tokens = np.random.default_rng(1).integers(3, 270, 40).astype(np.int32)
-    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    ours, exact = (all_logits(model, tokens, name) for name in ("onnx", "reference"))
     if kind == "F16":
         np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.995
 
 
-def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path, engines: Engines) -> None:
+def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path) -> None:
     model = open_model(write_small(tmp_path / "small.gguf", Small(hidden=80, heads=5, kv_heads=1, types="F16")))
     tokens = np.arange(20, dtype=np.int32)
-    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    ours, exact = (all_logits(model, tokens, name) for name in ("onnx", "reference"))
     np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
 
 

@@ -4,6 +4,7 @@ what is pooled of them."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
@@ -103,8 +104,7 @@ def texts_of(arrays: dict[str, AnyArray]) -> list[IntArray]:
 ])  # fmt: skip
 def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
     model, golden = open_encoder(name)
-    engine = load_engine(model, backend, "f32", capacity=CONTEXT, chunk=CONTEXT)
-    try:
+    with closing(load_engine(model, backend, "f32", capacity=CONTEXT, chunk=CONTEXT)) as engine:
         for text, mean, cls in zip(texts_of(golden), golden["mean"], golden["cls"], strict=True):
             states = engine.hidden(text)  # type: ignore[attr-defined]
             np.testing.assert_allclose(states.mean(axis=0), mean, atol=1e-4)
@@ -117,8 +117,6 @@ def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
         np.testing.assert_allclose(means, golden["mean"][:3], atol=1e-4)
         with pytest.raises(UnsupportedError, match="answers no prompts: edge embed"):
             engine.forward(text)
-    finally:
-        engine.close()
 
 
 def test_text_is_run_whole_or_refused() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from functools import lru_cache
 from typing import Any
 
 import pytest
 from serving import HELLO, client_of, error_of
 from starlette.testclient import TestClient
-from strict_templates import FAMILIES, source_of
+from strict_templates import FAMILIES, source_of, template_of
 from test_chat import joined
 from thinking_models import SPECIALS
 
@@ -158,11 +157,6 @@ def asked_of(path: str, body: dict[str, Any]) -> Request:
     [asked] = translate(parse_body(kind, copy.deepcopy(body)), {}, "")
     assert isinstance(asked.prompt, Chat)
     return asked
-
-
-@lru_cache
-def template_of(family: str) -> ChatTemplate:
-    return ChatTemplate(source_of(FAMILIES[family]), "<s>", "</s>")
 
 
 def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import all_logits
 from hf_folders import FOLDERS, Tensors, complaint, copy_folder, read_folder, write_tensors
 from peft_adapters import FOLDER, KINDS, TOKENS
 from peft_adapters import OUT as PEFT
@@ -58,7 +58,7 @@ def write_peft(folder: Path, checkpoint: Path, **config: Any) -> Tensors:
 
 def logits(model: Model, adapter: Path | None = None) -> FloatArray:
     lora = open_lora([LoraFile(adapter)] if adapter else [], model.file, model.spec)
-    return load_engine(model, "reference", "f32", lora=lora).forward_all(TOKENS).copy()
+    return all_logits(model, TOKENS, lora=lora)
 
 
 @pytest.mark.parametrize(

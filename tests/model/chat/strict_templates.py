@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+from edge.model.chat.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ FAMILIES = {
     "gigachat": Guards(later="raise", calls="one", results="named", needs_question=True),
     "granite": Guards(later="drop", alternate="but for calls", behind="raise", developer=True),
 }  # fmt: skip
+
+
+@lru_cache
+def template_of(family: str) -> ChatTemplate:
+    return ChatTemplate(source_of(FAMILIES[family]), "<s>", "</s>")
 
 
 def source_of(guards: Guards) -> str:

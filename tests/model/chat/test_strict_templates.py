@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conversation_shapes import SHAPES, Messages, conversation
-from strict_templates import FAMILIES, source_of
+from strict_templates import FAMILIES, source_of, template_of
 from test_chat import joined
 from test_messages import oracle
 from tool_templates import TIME
@@ -20,10 +20,6 @@ from edge.model.chat.messages import parse_messages
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look around", "parameters": {
     "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}  # fmt: skip
 TOOLS = [LOOK, TIME]
-
-
-def template_of(family: str) -> ChatTemplate:
-    return ChatTemplate(source_of(FAMILIES[family]), "<s>", "</s>")
 
 
 def text_of(template: ChatTemplate, messages: Messages, tools: Any = None) -> str:

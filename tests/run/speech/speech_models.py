@@ -7,8 +7,8 @@ import wave
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from golden.sounds import tone  # noqa: F401
 from golden_models import GOLDEN
 
 from edge.media.mel import RATE
@@ -31,13 +31,6 @@ def golden_whisper() -> Any:
         return write_model(tmp_path_factory.mktemp("whisper"))
 
     return model
-
-
-def tone() -> FloatArray:
-    """As in `golden/speech.py`."""
-    time = np.arange(49600) / RATE
-    noise = np.random.default_rng(5).normal(0, 1, time.size) * np.sin(2 * np.pi * 0.7 * time)
-    return (0.5 * np.sin(2 * np.pi * 1000 * time) + 0.08 * noise).astype(np.float32)
 
 
 def wav(samples: FloatArray) -> bytes:
