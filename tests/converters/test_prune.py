@@ -119,19 +119,13 @@ def test_unprunable_models_are_refused(pruning: Pruning, said: str) -> None:
             check_pruning(open_model(GOLDEN / f"{name}.gguf").spec, Pruning(layers=1))
 
 
-@pytest.fixture
-def pruned(tmp_path: Path) -> Model:
-    whole = open_model(GOLDEN / "llama-gqa-untied.gguf")
-    prune_gguf(whole.file, whole.spec, tmp_path / "pruned.gguf", Pruning(layers=1), tokens_for(whole))
-    return open_model(tmp_path / "pruned.gguf")
-
-
 @pytest.mark.train
-def test_repaired_model_predicts_more_as_whole_one_does(pruned: Model, tmp_path: Path) -> None:
+def test_repaired_model_predicts_more_as_whole_one_does(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     whole, target, shown = open_model(GOLDEN / "llama-gqa-untied.gguf"), tmp_path / "repaired.gguf", list[float]()
-    tokens = tokens_for(whole, 2048)
+    prune_gguf(whole.file, whole.spec, tmp_path / "pruned.gguf", Pruning(layers=1), tokens_for(whole))
+    pruned, tokens = open_model(tmp_path / "pruned.gguf"), tokens_for(whole, 2048)
     repair(whole.file, pruned.file, target, tokens, steps=60, progress=shown.append)
     assert shown == [pytest.approx((step + 1) / 60) for step in range(60)]
     models = whole, pruned, open_model(target)

@@ -118,7 +118,7 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
 
 
-def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path) -> None:
+def test_refused_options_raise_one_line(floats: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.gguf"
     (tmp_path / "link").symlink_to(floats)
     target.write_bytes(b"GGUF old")
@@ -126,7 +126,7 @@ def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path
     mine.write_bytes(b"mine")
     for arguments, says in (
         (("q9", "--force"), "there is no type 'q9': choose F32"), (("q4_0",), "--force"),
-        (("q8_0", "--calibration", str(text), "--force"), "--calibration is of no use for Q8_0"),
+        (("q8_0", "--calibration", str(mine), "--force"), "--calibration is of no use for Q8_0"),
         (("q8_0", "--importance", "--force"), "--importance is of no use for Q8_0"),
         (("iq2_xs", "--calibration", "nope.txt", "--force"), "nope.txt: no such file"),
         (("q4_k_m", "--threads", "100000", "--force"), "--threads must be from 1"),
@@ -142,13 +142,6 @@ def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path
     assert "is IN" in edge("quantize", str(floats), str(tmp_path / "link"), "q4_0", "--force").stderr
     done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), "tq2_0", "--dry-run")
     assert "TQ2_0 is for models that were trained with such weights" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog. " * 60, encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

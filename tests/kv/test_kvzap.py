@@ -10,7 +10,6 @@ import pytest
 from conftest import GOLDEN, Engines, exhaustive, load_engine, some_tokens
 from test_architectures import require_native
 
-from edge.backends.base import Engine
 from edge.backends.importance import RowImportance, importance_bytes
 from edge.backends.reference import importance, learned
 from edge.converters.calibrate import Walk
@@ -22,7 +21,7 @@ from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
 from edge.run.sequences.eviction import view_for
 from edge.run.starting.loading import load
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, IntArray
 
 NEEDS = make_policy("kvzap").needs
 Projected = dict[str, AnyArray]
@@ -110,11 +109,6 @@ def test_fit_ignores_batch_of_tokens(name: str, monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_allclose(parts, whole, rtol=1e-3, atol=1e-4)
 
 
-def engine_scores(engine: Engine, known: RowImportance) -> FloatArray:
-    view = view_for(engine.kv, NEEDS, learned=known)
-    return make_policy("kvzap:kernel=1").score(view)  # type: ignore[attr-defined, no-any-return]
-
-
 def random_importance(model: Model, seed: int) -> RowImportance:
     network = find_network(model.spec)
     values = np.random.default_rng(seed).standard_normal(importance_bytes(network) // 4)
@@ -129,7 +123,7 @@ def test_engines_predict_from_rows_what_projections_give(name: str, backend: str
     known = random_importance(model, 3)
     engine = engines(load_engine(model, backend, "f32"))
     engine.forward(tokens)
-    scores = engine_scores(engine, known)
+    scores = make_policy("kvzap:kernel=1").score(view_for(engine.kv, NEEDS, learned=known))
     for layer, own in enumerate(projected(model, tokens)):
         for head, weights in enumerate(known.layers[layer]):
             wanted = np.exp(inputs_of(own, head) @ weights[:-1] + weights[-1])

@@ -25,7 +25,7 @@ from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure
 from edge.formats.blocks import nbytes
 from edge.lab.prediction.crowd import Crowd, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
-from edge.lab.prediction.predict import Prediction, Wanted, predict
+from edge.lab.prediction.predict import Wanted, predict
 from edge.lab.prediction.work import work_of
 from edge.model.cores import Attention
 from edge.model.model import open_model
@@ -213,10 +213,6 @@ def earlier(points: list[tuple[float, float]], joules: float | None = None) -> l
     ]  # fmt: skip
 
 
-def decode_at(found: Prediction) -> list[float]:
-    return [1 / each.tok_s.value for each in found.decode]
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_load_now_scales_quiet_runs(known: bool) -> None:
     host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
@@ -242,7 +238,7 @@ def test_history_fit_survives_noise(seed: int) -> None:
     points = [(c, (0.005 + 2e-6 * c) * chance.uniform(0.97, 1.03)) for c in contexts]
     points[2] = (points[2][0], points[2][1] * 5)  # a neighbour
     found = predict(SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(0, 3000)), earlier(points))
-    assert decode_at(found) == pytest.approx([0.005, 0.011], rel=0.15)
+    assert [1 / each.tok_s.value for each in found.decode] == pytest.approx([0.005, 0.011], rel=0.15)
     assert found.decode[0].tok_s.source == "measured earlier (11 runs)"
 
 
@@ -309,16 +305,12 @@ def test_phone_has_no_interpreter(monkeypatch: pytest.MonkeyPatch, device: str, 
     engine = engine_named(plan("--device", device, *flags)["backend"])
     found = plan("--device", device, *flags)["bytes"]["interpreter"]
     exported = engine.NAME == "cpu" and not flags
-    libraries = 0 if exported else engine.footprint(*_as_planned(device, *flags)).runtime
+    config = EngineConfig(**plan("--device", device, *flags)["config"])
+    libraries = 0 if exported else engine.footprint(open_model(MODEL).spec, config).runtime
     assert RUNTIME_BYTES <= found - libraries < RUNTIME_BYTES + (1 << 20)
     shown = run.invoke(app, ["plan", MODEL, "--device", device, *flags]).output
     assert "interpreter" not in shown
     assert "| library " in shown
-
-
-def _as_planned(device: str, *flags: str) -> tuple[ModelSpec, EngineConfig]:
-    config = plan("--device", device, *flags)["config"]
-    return open_model(MODEL).spec, EngineConfig(**config)
 
 
 @pytest.mark.usefixtures("never_held")

@@ -13,24 +13,17 @@ from edge.devices.profiles import comes_with_edge, find_profile, profile_names
 from edge.errors import BudgetError, UnsupportedError
 from edge.lab.prediction.errors import correction, corrections, worded
 from edge.lab.prediction.forecast import look_ahead
-from edge.lab.prediction.published import Comparison, comparisons, published
+from edge.lab.prediction.published import comparisons, published
 from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 
 
-@pytest.fixture(scope="module")
-def found() -> list[Comparison]:
-    return [*comparisons(npu=False), *comparisons(npu=True)]
-
-
-def test_prediction_constants_follow_published_figures(
-    found: list[Comparison], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prediction_constants_follow_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     made: Any = import_module("published")
     try:
-        assert made.corrections(found) == corrections()
+        assert made.corrections([*comparisons(npu=False), *comparisons(npu=True)]) == corrections()
         assert made.FILE.read_text(encoding="utf-8") == made.to_toml(corrections())
     finally:
         del sys.modules["published"]

@@ -85,16 +85,13 @@ def test_plan_counts_snapshots_where_they_fit() -> None:
     assert plan_of("llama-gqa-tied").snapshots == 0
 
 
-@pytest.fixture(params=["qwen35", "gemma3"])
-def thinker(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The golden model with the template of one that thinks, and so with answers that are all thoughts."""
-    file = GGUF.read(GOLDEN / f"{request.param}.gguf")
-    file.metadata["tokenizer.chat_template"] = (STRING, ALWAYS)
-    return file.write(tmp_path / "thinker.gguf")
-
-
+@pytest.mark.parametrize("name", ["qwen35", "gemma3"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_earlier_thoughts_leave_hybrid_cache(thinker: Path, cached: bool) -> None:
+def test_earlier_thoughts_leave_hybrid_cache(name: str, cached: bool, tmp_path: Path) -> None:
+    """Of a model with the template of one that thinks, and so with answers that are all thoughts."""
+    file = GGUF.read(GOLDEN / f"{name}.gguf")
+    file.metadata["tokenizer.chat_template"] = (STRING, ALWAYS)
+    thinker = file.write(tmp_path / "thinker.gguf")
     options: dict[str, Any] = {"sampling": GREEDY, "ignore_eos": True, "max_tokens": 90, "think": 70}
     prompt_cache = PromptCache(memory="16MiB") if cached else None
     shared: dict[str, Any] = {"backend": "cpu", "threads": 1, "max_kv_size": 480, "prompt_cache": prompt_cache}

@@ -135,15 +135,9 @@ def test_interrupted_run_gives_same_figures(models: tuple[Path, Path], ids: IntA
         divergence(good, noisy, windows, journal=journal, settings={"seed": 2}, resume=True)
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
-
-
-def test_command_prints_the_measured_divergence(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "kl.json"
+def test_command_prints_the_measured_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:
+    out, text = tmp_path / "kl.json", tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
     flags = ["eval", "kl", str(models[1]), "--reference", str(models[0]), "--text", str(text), "--context", "32"]
     flags += ["--backend", "reference", "--reference-backend", "reference", "-o", str(out)]
     said = edge_json(*flags, "--json")

@@ -25,26 +25,10 @@ from edge.run.starting.loading import load
 TEXT = "".join(f"The {number}th stone lies beside the river, and no one has counted it. " for number in range(400))
 
 
-def ignore(_: int) -> None:
-    """Take progress, and print nothing."""
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of one layer; its tokens are bytes."""
     return write_small(tmp_path_factory.mktemp("models") / "small.gguf", Small(context=4096))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "stones.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def setup(small: Path) -> Setup:
-    return Setup(open_model(small), "reference", chunk=16)
 
 
 # Perplexity and repeated segments
@@ -55,7 +39,7 @@ def test_losses_match_transformers() -> None:
     logprobs = log_softmax(golden.logits)
     with load(golden.model, backend="reference", kv_policy="full", max_kv_size=256, logits_rows=8) as session:
         losses = token_losses(session, golden.tokens)
-        again = stream_documents(session, [golden.tokens] * 2, ignore)
+        again = stream_documents(session, [golden.tokens] * 2, lambda _: None)
     wanted = [-row[token] for row, token in zip(logprobs[:-1], golden.tokens[1:].tolist(), strict=True)]
     np.testing.assert_allclose(losses, wanted, atol=2e-3)
     assert again.nll == pytest.approx([losses.mean()] * 2)
@@ -134,7 +118,8 @@ def test_full_cache_comes_first_and_every_combination_once() -> None:
         make_cells(["h3o"], [None], [1000])
 
 
-def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
+def test_cells_keep_bytes_and_name_limits(small: Path) -> None:
+    setup = Setup(open_model(small), "reference", chunk=16)
     tokens = setup.model.encode_prompt(TEXT, raw=True)
     material = Material([tokens[:301], tokens[500:600]], trials=make_trials(setup.model, tokens, 2, 400))
     asked = 64 * 4 * setup.model.spec.kv_values_per_row
@@ -165,28 +150,22 @@ def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     assert set(totals) == {done[-1]}
 
 
-@pytest.fixture(scope="module")
-def report(small: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """The flags of a small run, and the report that it wrote."""
-    out = tmp_path_factory.mktemp("reports") / "small.html"
-    flags = ["eval", "kv", str(small), "--text", str(text), "--backend", "reference", "--policies", "streaming,h2o"]
-    flags += ["--max-kv-size", "48,64", "--tokens", "200", "--trials", "2", "--length", "400"]
-    flags += ["--prefill-step-size", "16", "--tasks", "perplexity,retrieval"]
-    done = edge(*flags, "-o", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "| policy" in done.stdout
-    return flags, out
-
-
 def figures_of(journal: Path) -> list[Any]:
     """Without what time they took."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     return [{**each, "figures": {**each["figures"], "seconds": 0}} for each in lines]
 
 
-def test_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tmp_path: Path) -> None:
-    flags, out = report
-    journal, again = Path(f"{out}.jsonl"), tmp_path / "again.json"
+def test_interrupted_run_goes_on_where_it_was(small: Path, tmp_path: Path) -> None:
+    text, out, again = (tmp_path / name for name in ("stones.txt", "small.html", "again.json"))
+    text.write_text(TEXT, encoding="utf-8")
+    flags = ["eval", "kv", str(small), "--text", str(text), "--backend", "reference", "--policies", "streaming,h2o"]
+    flags += ["--max-kv-size", "48,64", "--tokens", "200", "--trials", "2", "--length", "400"]
+    flags += ["--prefill-step-size", "16", "--tasks", "perplexity,retrieval"]
+    done = edge(*flags, "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "| policy" in done.stdout
+    journal = Path(f"{out}.jsonl")
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 3 * 2  # settings; full and streaming twice, two tasks each
     marked = json.loads(lines[1])

@@ -25,6 +25,7 @@ from edge.model.model import make_tokenizer, open_model
 from edge.model.names.catalog import find_model
 from edge.model.parts.text import well_formed
 from edge.model.tokens.tokenizer import BLOCK, Tokenizer
+from edge.model.tokens.word_piece import WordPiece, to_stored
 
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = [case["text"] for case in CASES]
@@ -344,3 +345,16 @@ def test_lone_surrogates_are_replaced() -> None:
     ):  # fmt: skip
         assert well_formed(text) == better
         assert smollm2().encode(text).tolist() == smollm2().encode(better).tolist()
+
+
+def test_word_pieces_are_read_as_llama_cpp_stores_them() -> None:
+    """Their ids are compared in test_hf_encoders.py."""
+    tokenizer = WordPiece(read_gguf(GOLDEN / "encoders" / "bert.gguf"))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 3)
+    assert tokenizer.encode("a [SEP] b", special=True).tolist().count(3) == 1
+    assert 3 not in tokenizer.encode("a [SEP] b")  # a text of users holds no control tokens
+    assert tokenizer.decode(tokenizer.encode("The sky is blue")) == "the sky is blue"
+    for token in range(tokenizer.size):
+        text = tokenizer.text(token)
+        stored = to_stored(text)
+        assert stored == text if text.startswith("[") and len(text) > 1 else stored in (f"▁{text}", text[2:])

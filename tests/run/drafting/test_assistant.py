@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import exhaustive
+from conftest import exhaustive, load_engine
 from drafters import always_drafting
 from hf_folders import FOLDERS
 from test_cli import edge_here as run_edge
@@ -16,7 +16,6 @@ from test_cli import json_here as edge_json
 from test_gguf_file import GGUF
 
 import edge
-from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.drafting import StatesEngine
 from edge.backends.reference.assistant import Assistant
@@ -89,7 +88,7 @@ def test_logits_match_transformers(
 ) -> None:
     """Of rows in every KV dtype, in a window and behind it, run token by token: chunks attend in BF16 on some CPUs."""
     model, torch = open_model(pair[0]), np.load(TORCH)
-    engine = engines(engine_named(name).load(model.file, model.spec, EngineConfig(64, 1, dtype, threads=1)))
+    engine = engines(load_engine(model, name, dtype, capacity=64, chunk=1))
     alone = Alone(model, pair[1], engine)
     for number, count in enumerate((int(torch["short"]), len(torch["tokens"]))):
         drafted, states, heads = alone.draft(torch["tokens"][:count], torch["drafts"].shape[1])
@@ -131,8 +130,7 @@ def test_drafts_follow_the_text_and_change_no_token(
     assert len(made) > 20
     if rows == 300:
         model = open_model(pair[0])
-        config = EngineConfig(300, 64, "f32", threads=1)
-        alone = Alone(model, pair[1], engines(engine_named("reference").load(model.file, model.spec, config)))
+        alone = Alone(model, pair[1], engines(load_engine(model, "reference", "f32", capacity=300, chunk=64)))
         same = [alone.draft(text, found.size)[0] == found.tolist() for text, found in made[::9]]
         assert sum(same) > 0.9 * len(same) > 5  # two tokens may be equally likely
 
@@ -153,21 +151,17 @@ def test_assistant_is_no_model(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert edge_json("inspect", str(pair[1]), "--json")["spec"] is None
 
 
-def test_head_without_centroids_is_read_whole(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_head_without_centroids_is_read_whole(
+    pair: tuple[Path, Path], tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
     """As in files of llama.cpp's converter: the likeliest of all tokens, among which are those of the centroids."""
-    model, path = open_model(convert(tmp_path, "gemma4_text")), convert(tmp_path, "gemma4_assistant")
+    model, path = open_model(pair[0]), pair[1]
     whole = GGUF.read(path)
     for name in ("masked_embd_centroids.weight", "masked_embd_ordering"):
         del whole.tensors[name]
-    config = EngineConfig(64, 64, "f32", threads=1)
-    engine = engines(engine_named("reference").load(model.file, model.spec, config))
+    engine = engines(load_engine(model, "reference", "f32", capacity=64, chunk=64))
     some, all_ = (Alone(model, each, engine) for each in (path, whole.write(tmp_path / "whole.gguf")))
     tokens = np.load(TORCH)["tokens"]
     (few, values), (every, logits) = (each.draft(tokens, 1)[2][0] for each in (some, all_))
     assert every.tolist() == list(range(272))
     np.testing.assert_allclose(logits[few], values, atol=1e-5)
-
-
-def convert(folder: Path, name: str) -> Path:
-    convert_folder(FOLDERS / name, folder / f"{name}.gguf")
-    return folder / f"{name}.gguf"

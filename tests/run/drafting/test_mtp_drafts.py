@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, load_engine
 from drafters import always_drafting
 from test_gguf_file import GGUF
 
@@ -72,7 +72,7 @@ def test_logits_match_torch(engines: Callable[[Engine], Engine]) -> None:
     model, torch = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))
     file, layer, tokens = mtp_file(model.file), model.spec.mtp, torch["tokens"]
     config = EngineConfig(64, 64, "f32", threads=1, logits_rows=64)
-    oracle = engines(engine_named("reference").load(model.file, model.spec, config))
+    oracle = engines(load_engine(model, "reference", "f32", capacity=64, chunk=64, logits_rows=64))
     np.testing.assert_allclose(oracle.forward_all(tokens)[-8:], torch["logits"], atol=1e-3)
     oracle.kv.truncate(0)
     states = cast(StatesEngine, oracle).hidden(tokens)
