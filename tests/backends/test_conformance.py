@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -105,10 +105,8 @@ if find_spec("onnxruntime_qnn"):  # whose emulator computes in float16
     ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1),)
 
 
-class OpenEngine(Protocol):
-    """Opens the engine under test on the golden model under test; keywords as in `load_engine`."""
-
-    def __call__(self, *, capacity: int = ..., chunk: int = ..., logits_rows: int = ...) -> Engine: ...
+OpenEngine = Callable[..., Engine]
+"""Opens the engine under test on the golden model under test; keywords as in `load_engine`."""
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,7 @@ def some_tokens(model: Model, count: int) -> IntArray:
 
 
 def native(model: Model, dtype: str) -> NativeEngine:
-    engine = load_engine(model, "cpu", dtype, capacity=CAPACITY, chunk=CHUNK, observes=True)
-    assert isinstance(engine, NativeEngine)
-    return engine
+    return load_engine(model, "cpu", dtype, capacity=CAPACITY, chunk=CHUNK, observes=True)
 
 
 def unpack_values(dtype: str, elements: AnyArray) -> AnyArray:

@@ -34,11 +34,6 @@ def write(model: Model, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return said.get("text_config", said)
-
-
 # There and back
 
 
@@ -110,7 +105,8 @@ def test_quantized_weights_become_floats(kind: str, wanted: str, tmp_path: Path)
         dtype, array = found[f"model.layers.0.{theirs}.weight"]
         assert dtype == wanted
         np.testing.assert_array_equal(array, values.astype(array.dtype))
-    assert config_of(tmp_path / "folder")["torch_dtype"] == {"F32": "float32", "F16": "float16"}[wanted]
+    said = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert said["torch_dtype"] == {"F32": "float32", "F16": "float16"}[wanted]
     convert_folder(tmp_path / "folder", tmp_path / "again.gguf")
     assert open_model(tmp_path / "again.gguf").spec.parameters == model.spec.parameters
 

@@ -24,32 +24,29 @@ def make_row(
     dtype: str = "int8",
     size: int | None = 12 << 20,
     found: int | None = None,
-    keys: int = KEYS,
     noise: float = 0.02,
     tok_s: float = 1000.0,
     blocks: int = BLOCKS,
-    seed: int | None = None,
     rows: int | None = None,
 ) -> Row:
-    """ratio: of its perplexity to the full cache's. found: how many of `keys` were found. noise: of a block's loss.
+    """ratio: of its perplexity to the full cache's. found: how many of `KEYS` were found. noise: of a block's loss.
 
     All read the same text, some blocks of which are harder than others.
     """
-    text, own = random.Random(1), random.Random(f"{policy} {dtype} {size} {seed}")
+    text, own = random.Random(1), random.Random(f"{policy} {dtype} {size}")
     figures: dict[str, Figure] = {}
     samples: dict[str, list[float]] = {}
     if ratio is not None:
         full = [text.gauss(3.1, 0.4) for _ in range(blocks)]
         more = [math.log(ratio) + own.gauss(0, noise) for _ in full]
-        if seed is None:  # exactly this ratio
-            more = [each - fmean(more) + math.log(ratio) for each in more]
+        more = [each - fmean(more) + math.log(ratio) for each in more]  # exactly this ratio
         value, error = math.exp(fmean(more)), stdev(more) / math.sqrt(blocks) if blocks > 1 else None
         samples["ratio"] = [one + other for one, other in zip(full, more, strict=True)]
         figures["perplexity"] = Figure(math.exp(fmean(samples["ratio"])), 0.5, 64 * blocks, "tokens")
         figures["ratio"] = Figure(value, None if error is None else value * error, 64 * blocks, "tokens")
     if found is not None:
-        samples["streamed"] = [1.0 * (key < found) for key in range(keys)]
-        share = Figure(found / keys, stdev(samples["streamed"]) / math.sqrt(keys), keys, "keys")
+        samples["streamed"] = [1.0 * (key < found) for key in range(KEYS)]
+        share = Figure(found / KEYS, stdev(samples["streamed"]) / math.sqrt(KEYS), KEYS, "keys")
         figures |= {"known": share, "later": share, "streamed": share}
     cell = Cell(policy, dtype, None if rows else size, rows)
     return Row(cell, policy, dtype, 512, size or 184_320_000, tok_s, figures, {}, samples)

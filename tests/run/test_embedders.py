@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import InputError, ModelFormatError
 from edge.formats.blocks import dequantize
-from edge.formats.gguf import GGUFFile
-from edge.formats.gguf_writer import Field, Planned, fields_of, planned_as, write_gguf
+from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
 from edge.run.starting.loading import load
 from edge.types import AnyArray
@@ -90,12 +89,6 @@ def test_unigrams_are_those_of_tokenizers() -> None:
     assert held[-1] - held[0] < 2 * 5000 * 4  # long words are not remembered
 
 
-def write_again(file: GGUFFile, path: Path, **fields: Field | None) -> None:
-    """The model with other fields, and without those that are None."""
-    changed = {key: value for key, value in {**fields_of(file), **fields}.items() if value is not None}
-    write_gguf(path, changed, planned_as(file.tensors.values()), map(file.tensor_bytes, file.tensors.values()))
-
-
 def test_damaged_unigrams_are_refused(tmp_path: Path) -> None:
     """A table of characters may also fail where a text first reads a part of it: the library's code in Rust panics."""
     model, _ = opened("xlm-roberta")
@@ -105,7 +98,8 @@ def test_damaged_unigrams_are_refused(tmp_path: Path) -> None:
         *(("scores", np.where(np.arange(scores.size) == 9, odd, scores)) for odd in (-np.inf, np.nan)),
         ("precompiled_charsmap", np.zeros(3, np.uint8)), ("precompiled_charsmap", panics),
     ):  # fmt: skip
-        write_again(file, tmp_path / "model.gguf", **{f"tokenizer.ggml.{field}": value})
+        fields, tensors = fields_of(file) | {f"tokenizer.ggml.{field}": value}, file.tensors.values()
+        write_gguf(tmp_path / "model.gguf", fields, planned_as(tensors), map(file.tensor_bytes, tensors))
         with pytest.raises(ModelFormatError, match=field):
             open_model(tmp_path / "model.gguf").encode_text("a text")
 

@@ -107,10 +107,6 @@ def test_history_is_off_by_variable(monkeypatch: pytest.MonkeyPatch, off: str) -
     assert not history_path().exists()
 
 
-def remembered() -> list[Run | None]:
-    return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
-
-
 def test_held_or_cut_runs_are_left_out() -> None:
     with edge.load(MODEL, backend="reference", max_kv_size=64) as session:
         session.generate("one two three", raw=True, max_tokens=4, ignore_eos=True)
@@ -130,7 +126,7 @@ def test_runs_are_remembered_and_can_be_forgotten() -> None:
     done = command.invoke(app, ["run", MODEL, "-p", "one two three", "-n", "12", *flags])
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
-    [run] = remembered()
+    [run] = map(history._read, history_path().read_bytes().splitlines())
     assert run.decode.tokens == 11
     assert run.decode.seconds == pytest.approx(11 / report["timings"]["decode_tok_s"])
     assert run.decode.context == pytest.approx(report["tokens"]["prompt"] + 5.5, abs=1)

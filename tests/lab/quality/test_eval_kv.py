@@ -31,7 +31,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small(tmp_path_factory.mktemp("models") / "small.gguf", Small(context=4096))
 
 
+@pytest.fixture(scope="module")
+def setup(small: Path) -> Setup:
+    return Setup(open_model(small), "reference", chunk=16)
+
+
 # Perplexity and repeated segments
+
+
+def ignore(_: int) -> None:
+    pass
 
 
 def test_losses_match_transformers() -> None:
@@ -39,7 +48,7 @@ def test_losses_match_transformers() -> None:
     logprobs = log_softmax(golden.logits)
     with load(golden.model, backend="reference", kv_policy="full", max_kv_size=256, logits_rows=8) as session:
         losses = token_losses(session, golden.tokens)
-        again = stream_documents(session, [golden.tokens] * 2, lambda _: None)
+        again = stream_documents(session, [golden.tokens] * 2, ignore)
     wanted = [-row[token] for row, token in zip(logprobs[:-1], golden.tokens[1:].tolist(), strict=True)]
     np.testing.assert_allclose(losses, wanted, atol=2e-3)
     assert again.nll == pytest.approx([losses.mean()] * 2)
@@ -118,8 +127,7 @@ def test_full_cache_comes_first_and_every_combination_once() -> None:
         make_cells(["h3o"], [None], [1000])
 
 
-def test_cells_keep_bytes_and_name_limits(small: Path) -> None:
-    setup = Setup(open_model(small), "reference", chunk=16)
+def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)
     material = Material([tokens[:301], tokens[500:600]], trials=make_trials(setup.model, tokens, 2, 400))
     asked = 64 * 4 * setup.model.spec.kv_values_per_row
