@@ -22,7 +22,7 @@ from ctypes_bundle import Bundle, open_bundle
 from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, kernels, sessions, stand_in, variable
 from runtime_library import CHECKED
 
-from edge.apps.enums import Engine, Role
+from edge.apps.enums import Engine, Finish, Role
 from edge.errors import InputError, UnsupportedError
 
 
@@ -185,6 +185,20 @@ def test_weights_stay_mapped_where_the_driver_shares_them(bundle: Bundle) -> Non
             answers.append((gpu.answer(PROMPT, Role.RAW), gpu.use()["gpu_bytes"]))
     assert found == [manifest["gpu"]["bytes"]["weights"], 0]
     assert answers[0] == answers[1]
+
+
+def test_prompt_is_cancelled_within_a_chunk(bundle: Bundle) -> None:
+    """Submitted in parts, unless the model has a fixed state, as in test_webgpu.py. The session is as it was before."""
+    with gpu_sessions.cancelled_session(bundle, cache=kernels()) as (gpu, runs, cancels_at):
+        cancels_at.value = runs.value  # the first one
+        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
+        assert runs.value == cancels_at.value + 1
+        assert gpu.use()["rows"] == 0
+        cancels_at.value = -1
+        gpu.rewind()
+        answer = gpu.answer(PROMPT, Role.RAW)
+        with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
+            assert answer == cpu.answer(PROMPT, Role.RAW)
 
 
 def test_bundles_without_programs_say_so() -> None:
