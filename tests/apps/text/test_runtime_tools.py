@@ -34,7 +34,7 @@ from edge.tools.formats import FORMATS, ToolFormat
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd, TextPiece, ToolParser
 
 BODIES = ("json", "tags", "call", "python", "named", "header")
-Found = tuple[str, list[tuple[str, Any]], bool]
+Found = tuple[str, list[tuple[str, Any]], bool, bool]
 MERGED = {"type": "function", "function": {"name": "merged", "parameters": {
     "$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}}},
     "anyOf": [{"properties": {"x": {"type": "string"}}},
@@ -90,7 +90,7 @@ def found_in_c(form: ToolFormat, pieces: Sequence[str | bytes], *, cut: bool = F
     for index in range(library.harness_count()):
         arguments = library.harness_call(index, room)
         calls.append((room.value.decode(), json.loads(arguments)))
-    return said.decode(errors="replace"), calls, bool(library.harness_cut())
+    return said.decode(errors="replace"), calls, bool(library.harness_cut()), bool(library.harness_whole())
 
 
 def found_in_python(form: ToolFormat, text: str, *, cut: bool = False) -> Found:
@@ -109,7 +109,7 @@ def found_in_python(form: ToolFormat, text: str, *, cut: bool = False) -> Found:
         else:
             assert isinstance(event, CallCut)
             was_cut = True
-    return said, calls, was_cut
+    return said, calls, was_cut, parser.whole
 
 
 TEXTS = [*((form, text) for form, text, _, _ in CASES.values()), *MORE_CASES.values()]
@@ -133,7 +133,7 @@ def test_calls_are_those_of_python(name: str, text: str) -> None:
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_text_that_resembles_calls_stays_text(form: ToolFormat) -> None:
     for text in LOOKALIKES:
-        assert found_in_c(form, [*text]) == (text, [], False)
+        assert found_in_c(form, [*text]) == (text, [], False, False)
 
 
 def changed(text: str, chance: random.Random) -> str:
@@ -161,7 +161,7 @@ def test_damaged_calls_are_read_alike() -> None:
 def test_calls_that_were_none_leave_room_for_others() -> None:
     none = '<tool_call>{"arguments": {"a": "' + 50_000 * "b" + '"}, "name": "fat"}'
     text = 3 * none + '<tool_call>{"name": "time", "arguments": {"zone": 1}}</tool_call>'
-    _, calls, _ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
+    _, calls, *_ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
     assert calls == [("time", {"zone": 1})]
 
 
@@ -172,7 +172,7 @@ def test_a_call_without_end_is_cut() -> None:
         "<tool_call>" + 70_000 * " ",
         3000 * "<tool_call>{",
     ):
-        said, calls, _ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
+        said, calls, *_ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
         assert not calls
         assert len(said) <= len(text)
 

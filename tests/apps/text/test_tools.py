@@ -134,6 +134,20 @@ def say(session: BundleSession, form: str, prompt: str = "Hi", **options: Any) -
     return text, finish
 
 
+def test_calls_that_are_cut_in_their_closing_are_whole(session: BundleSession) -> None:
+    """As in Python: the limit leaves the beginning of the closing mark, none of it, or a call without its end."""
+    session.tools(NOTHING)
+    unclosed = CALL.removesuffix("</tool_call>")
+    session.set(temperature=0, ignore_eos=1)
+    session.constrain(Form.REGEX, unclosed)
+    length = len(session.answer("Hi")[0])
+    session.constrain(Form.REGEX, f"{unclosed}(</tool_call>)?")
+    for more, finish in ((1, Finish.TOOL_CALLS), (0, Finish.TOOL_CALLS), (-1, Finish.LENGTH)):
+        session.rewind()
+        session.set(temperature=0, ignore_eos=1, max_tokens=length + more)
+        assert session.answer("Hi")[2] == finish
+
+
 def test_cancelled_results_leave_calls_and_rewound_turns_none(session: BundleSession, model: Model) -> None:
     """A cancelled prompt leaves the calls before it, which wait for results; a rewound turn leaves none."""
     session.tools(NOTHING)

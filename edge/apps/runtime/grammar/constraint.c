@@ -15,13 +15,13 @@ struct constraint {
     mask *mask;
     const vocabulary *in;
     uint32_t start;
-    bool holds, closed;
+    bool holds, closed, cut; /* cut: closed where the answer could not have ended */
 };
 
 static constraint *lay_out(arena *from, uint32_t vocab)
 {
     constraint *c = take(from, sizeof *c);
-    constraint own = {0, rules_layout(from), schema_layout(from), regex_layout(from), mask_layout(from, vocab), NULL, END, false, false};
+    constraint own = {0, rules_layout(from), schema_layout(from), regex_layout(from), mask_layout(from, vocab), NULL, END, false, false, false};
     if (c)
         *c = own;
     return c;
@@ -94,7 +94,7 @@ edge_status constraint_calls(constraint *c, call_grammar *write, const call_choi
 
 void constraint_start(constraint *c)
 {
-    c->closed = false;
+    c->closed = c->cut = false;
     mask_begin(c->mask, c->rules, c->start);
 }
 
@@ -108,6 +108,7 @@ int32_t constraint_take(constraint *c, int32_t token, uint32_t left, bool *ended
 {
     int32_t taken = mask_within(c->mask, token, left);
     c->closed |= taken != token;
+    c->cut |= taken != token && !mask_complete(c->mask);
     *ended = false;
     if (vocabulary_ends(c->in, taken))
         return taken;
@@ -120,4 +121,9 @@ int32_t constraint_take(constraint *c, int32_t token, uint32_t left, bool *ended
 bool constraint_closed(const constraint *c)
 {
     return c->closed;
+}
+
+bool constraint_whole(const constraint *c)
+{
+    return !c->cut && mask_complete(c->mask);
 }

@@ -24,5 +24,6 @@ bool constraint_mask(constraint *c, float *logits, bool *stuck);
  * Returns the token that was taken; -1: its tables do not suffice. */
 int32_t constraint_take(constraint *c, int32_t token, uint32_t left, bool *ended);
 bool constraint_closed(const constraint *c); /* whether constraint_take has put other tokens in place of this answer's */
+bool constraint_whole(const constraint *c);  /* whether the answer may end here, and none of those closed a value early */
 
 #endif

@@ -118,7 +118,8 @@ static void end_calls(edge_session *s)
     tools *t = s->tools;
     const bool natural = s->finish == EDGE_EOS;
     EDGE_TOOLS->finish(t->calls, !natural);
-    if (natural && calls_count(t->calls))
+    const bool whole = calls_whole(t->calls) && (!has_form(s) || constraint_whole(s->constraint));
+    if (calls_count(t->calls) && (natural || (s->finish == EDGE_LENGTH && whole)))
         s->finish = EDGE_TOOL_CALLS;
     t->turns = s->turns;
     t->ran = s->ran;
@@ -163,8 +164,9 @@ static void choose(edge_session *s)
     s->failed = s->stuck || (token < 0 && !ended);
     if (s->failed)
         return;
+    const edge_finish natural = has_form(s) && constraint_closed(s->constraint) ? EDGE_LENGTH : EDGE_EOS;
     if (token < 0 || vocabulary_ends(s->vocabulary, token)) {
-        s->finish = EDGE_EOS;
+        s->finish = natural;
         return;
     }
     s->token = token;
@@ -174,8 +176,8 @@ static void choose(edge_session *s)
     s->ids[0] = token;
     show(s, token, &met);
     const bool enough = reads_calls(s) && tools_one(s->tools) && calls_count(s->tools->calls);
-    s->finish = met ? EDGE_STOP : enough || (ended && !constraint_closed(s->constraint)) ? EDGE_EOS
-              : ended || s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
+    s->finish = met ? EDGE_STOP : enough || ended ? natural
+              : s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
 }
 
 /* Fills a piece with whole characters, as many as fit. */

@@ -14,6 +14,7 @@ struct calls {
     size_t taken, said, blanks;
     uint32_t complete, used, begun;
     bool plain;             /* nothing but blanks and calls so far */
+    bool whole;             /* the newest calls lack at most their closing */
     bool skips;             /* the rest of a malformed call */
     bool ended, cut, past;  /* past: a call failed at the text's end */
     bool was_cut;
@@ -133,6 +134,7 @@ static bool try_calls(calls *c, span mark)
     c->begun += in.begun;
     c->was_cut |= in.open != 0;
     c->from = c->at = in.at;
+    c->whole = !result;
     if (in.begun) {
         c->blanks = c->said;
         c->plain = true;
@@ -145,7 +147,9 @@ static bool try_calls(calls *c, span mark)
         c->used = in.start;
         c->skips = true;
     } else if (mark.length && c->cut && c->past && c->form->body != CALL_HEADER) {
-        /* no text */
+        c->whole = in.begun != 0; /* and no text */
+        for (size_t i = in.after; i < in.at; i++)
+            c->whole &= is_blank(in.text[i]);
     } else if (in.begun) { /* read the text behind the last call again */
         c->from = c->at = in.after;
     } else {
@@ -252,6 +256,11 @@ const found_call *calls_at(const calls *c, uint32_t index)
 const char *calls_arguments(const calls *c, const found_call *call)
 {
     return c->arguments + call->start;
+}
+
+bool calls_whole(const calls *c)
+{
+    return c->whole && c->plain;
 }
 
 bool calls_cut(const calls *c)

@@ -37,6 +37,7 @@ bool calls_ended(const calls *c);                    /* whether calls_finish has
 uint32_t calls_count(const calls *c);                /* complete calls; those that were cut are none */
 const found_call *calls_at(const calls *c, uint32_t index);
 const char *calls_arguments(const calls *c, const found_call *call); /* a JSON object, which ends with \0 */
+bool calls_whole(const calls *c);                    /* whether the answer ended with calls that lack at most their closing */
 bool calls_cut(const calls *c);                      /* whether a call had begun and was not complete */
 
 #endif
