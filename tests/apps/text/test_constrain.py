@@ -8,6 +8,7 @@ import random
 import re
 from ctypes import byref, c_int32, c_size_t
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -55,6 +56,9 @@ SCHEMAS: tuple[Any, ...] = (
     {}, {"type": "object"},
 )  # fmt: skip
 FEW = {
+    '{"properties": {"é": {"type": "null"}, "éb": {}}, "additionalProperties": {"const": 1}}': (
+        ['{"é":null}', '{"ê":1}', '{"£":1}', '{"日":1}', '{"éa":1}', '{"é😀":1}', '{"b":1}'], ['{"é":1}', '{"ê":null}']
+    ),
     '{"enum": [1, 2], "exclusiveMinimum": 1}': (["2"], ["1"]),
     '{"enum": [1, 2, 3], "maximum": 3, "exclusiveMaximum": true}': (["1", "2"], ["3"]),
 }
@@ -149,6 +153,12 @@ def judge(grammar: Grammar, text: bytes) -> bool:
             return False
         matcher.accept(token)
     return matcher.complete
+
+
+def is_alike(c: Harness, grammar: Grammar, text: bytes) -> bool:
+    """Whether C and llguidance both accept a text, or both refuse it, but for escapes, of which llguidance has fewer."""
+    accepted = c.accepts(text)
+    return accepted == judge(grammar, text) or (accepted and re.search(rb"\\[/u]", text) is not None)
 
 
 def drawn_by_llguidance(grammar: Grammar, chance: random.Random) -> bytes | None:
@@ -341,17 +351,18 @@ def lark(form: ToolFormat, tools: Any, **choice: Any) -> Grammar:
 
 
 def check_alike(form: ToolFormat, tools: Any, **choice: Any) -> None:
-    c, chance, grammar = harness(), random.Random(f"{form.name} {choice} 0"), lark(form, tools, **choice)
+    c, chance, grammar = harness(), random.Random(f"{form.name} {choice}"), lark(form, tools, **choice)
     set_calls(form, tools, **choice)
-    texts = [text for _ in range(2) for text in (c.draw(chance, 400), drawn_by_llguidance(grammar, chance)) if text]
+    draws = (text for _ in range(8) for text in (c.draw(chance, 400), drawn_by_llguidance(grammar, chance)) if text)
+    texts = list(islice(draws, 4))  # some are too long
     assert texts or choice.get("required") or choice.get("only")
     for text in texts:
         try:
             text.decode()
         except UnicodeDecodeError:
             raise AssertionError(text) from None
-        assert judge(grammar, text) or b"\\" in text, text  # it has fewer escapes
         assert c.accepts(text), text
+        assert is_alike(c, grammar, text), text
         for _ in range(4):
             at = chance.randrange(len(text))
             other = text[:at] + bytes([chance.choice(b'0"a,}]<> \n')]) + text[at + 1 :]
@@ -359,7 +370,7 @@ def check_alike(form: ToolFormat, tools: Any, **choice: Any) -> None:
                 other.decode()
             except UnicodeDecodeError:
                 continue
-            assert c.accepts(other) == judge(grammar, other), other
+            assert is_alike(c, grammar, other), other
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -3,6 +3,7 @@
 #include "regexp.h"
 #include "rules.h"
 #include "schema_parts.h"
+#include "utf8.h"
 
 /* ---- arrays ----------------------------------------------------------------------------------------------------- */
 
@@ -136,23 +137,31 @@ static uint32_t named_value(schema *in, uint32_t rule)
 }
 
 /* Any name but those of members, from the byte number `depth` on; order: of members that begin alike, as bytes, from `from` to
- * `to`. Names beside one with characters beyond ASCII have ASCII's there. */
+ * `to`. */
 static uint32_t other_name(schema *in, const uint16_t *order, uint32_t from, uint32_t to, uint32_t depth, uint32_t next)
 {
-    static const point_range beyond[] = {{0x80, 0x10FFFF}};
     rules *r = in->r;
     const uint32_t free = rules_repeat(r, r->text, 0, WITHOUT_END, next);
     const bool ends = in->members[order[from]].length == depth; /* the shortest comes first */
-    bool led[256] = {false};
-    uint32_t found = ends ? NEVER : next;
+    bool led[0x80] = {false}, whole;
+    point_range beyond = {0x80, 0x10FFFF}; /* characters beyond ASCII, behind those of members */
+    uint32_t found = ends ? NEVER : next, point;
     led['"'] = led['\\'] = true;
     for (uint32_t i = from + ends, until; i < to; i = until) {
-        const uint8_t byte = (uint8_t)in->members[order[i]].text[depth];
-        for (until = i + 1; until < to && (uint8_t)in->members[order[until]].text[depth] == byte;)
+        const member *it = in->members + order[i];
+        const char *text = it->text + depth;
+        const uint32_t length = (uint32_t)utf8_read((const uint8_t *)text, it->length - depth, &point, &whole);
+        for (until = i + 1; until < to && !strncmp(in->members[order[until]].text + depth, text, length);)
             until++;
-        if (byte >= 0x20 && byte < 0x7F && !led[byte])
-            found = rules_either(r, found, mark(in, (char)byte, other_name(in, order, i, until, depth + 1, next)));
-        led[byte < 0x80 ? byte : 0x80] = true;
+        if (point >= 0x80 || (point >= 0x20 && point < 0x7F && !led[point]))
+            found = rules_either(r, found, rules_bytes(r, text, length, other_name(in, order, i, until, depth + length, next)));
+        if (point < 0x80) {
+            led[point] = true;
+            continue;
+        }
+        const point_range before = {beyond.low, point - 1};
+        found = rules_either(r, found, rules_points(r, &before, before.low < point, free));
+        beyond.low = point + 1;
     }
     for (uint32_t c = 0x20; c < 0x7F; c++)
         if (!led[c]) {
@@ -162,7 +171,7 @@ static uint32_t other_name(schema *in, const uint16_t *order, uint32_t from, uin
             found = rules_either(r, found, rules_byte(r, (uint8_t)c, (uint8_t)last, free));
             c = last;
         }
-    return led[0x80] ? found : rules_either(r, found, rules_points(r, beyond, 1, free));
+    return rules_either(r, found, rules_points(r, &beyond, 1, free));
 }
 
 static int compare_names(const member *one, const member *other)
