@@ -92,7 +92,7 @@ class Operator:
     layer: int | None  # None outside of layers
     calls: int  # in one pass
     seconds: float  # wall time, not summed over threads
-    bytes: int | None  # of weights and KV rows, each counted once a call
+    bytes: int | None  # of weights, KV rows and parts of results, each counted once a call
     flops: int | None  # of products and attention, 2 · m · n · k
     waited: float | None = None  # the share of all threads' time spent waiting for each other; None: unknown
 

@@ -226,7 +226,7 @@ def test_untunable_values_never_reach_a_compiler(
 
 
 def timed(model: Model, tokens: int, context: int) -> dict[str, Operator]:
-    config = EngineConfig(64, 16, "f16", 1)
+    config = EngineConfig(64, 16, "f16", 1, tuning={"row_splits": 3, "split_from": 33})
     found = engine_named("gpu").operators(model.file, model.spec, config, tokens=tokens, context=context, passes=2)
     assert all(each.phase in PHASES and each.seconds >= 0 for each in found)
     return {each.name: each for each in by_name(found)}
@@ -239,6 +239,11 @@ def test_operators_are_those_of_a_pass(model: Model) -> None:
     assert {name: each.calls for name, each in step.items() if name in matrices} == dict.fromkeys(matrices, spec.layers)
     assert step["attend step"].calls == spec.layers
     assert chunk["attend"].calls == 2 * spec.layers  # two chunks
+    behind_many, row = timed(model, 1, 40), 2 * 2 * spec.kv_heads * spec.head_dim
+    assert step["attend step"].bytes == spec.layers * row * 21
+    assert behind_many["attend step part"].bytes == spec.layers * row * 41
+    assert behind_many["attend step part"].flops == 41 * (step["attend step"].flops or 0) // 21
+    assert behind_many["join"].bytes == spec.layers * spec.heads * 3 * 4 * (2 + spec.head_dim)
     products = sum(step[name].flops or 0 for name in matrices) // 2
     rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.ffn
     assert products == spec.layers * (spec.hidden * (rows + spec.heads * spec.head_dim) + spec.ffn * spec.hidden)

@@ -9,18 +9,19 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, Operator
 from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
-from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.design import Design, partial_words
 from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.weights import Matrix
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import groups_of
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Experts
+from edge.model.cores import Attention, Experts
 from edge.model.structure.spec import ModelSpec
 from edge.types import IntArray
 
 _LOADING = 0.5  # of the progress
+_ATTENDING = ("attend", "attend step", "attend part", "attend step part")
 _OF_EXPERTS = ("experts in", "experts out")
 
 
@@ -73,9 +74,13 @@ class _Counts:
     parts: list[Piece]
 
     def bytes(self, name: str, phase: str, layer: int | None) -> int | None:
-        if name == "attend" and layer is not None:
+        if name in _ATTENDING and layer is not None:
             each = row_bytes(self.design.shape.attention, self.design.kv_dtype)
             return sum(each * part.rows(self.design.windows[layer]) for part in self.parts)
+        if name == "join" and layer is not None:
+            cores = (block.core for block in self.design.blocks(layer) if isinstance(block.core, Attention))
+            words = sum(core.heads * partial_words(self.design.row_form(core)) for core in cores)
+            return 4 * len(self.parts) * self.design.tuning.row_splits * words
         if phase == "head":
             parts = 1  # only the last token's logits are computed
         elif layer is not None and name in _OF_EXPERTS:
@@ -86,7 +91,7 @@ class _Counts:
 
     def flops(self, name: str, phase: str, layer: int | None) -> int | None:
         """Operations of products and attention; None for others."""
-        if name == "attend" and layer is not None:
+        if name in _ATTENDING and layer is not None:
             return attention_flops(self.spec.heads * self.spec.head_dim, self.design.windows[layer], self.parts)
         tokens = 1 if phase == "head" else sum(part.count for part in self.parts)
         return 2 * tokens * sum(matrix.rows * matrix.columns for matrix in self._read(name, layer)) or None
