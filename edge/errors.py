@@ -8,7 +8,7 @@ after a command's name, as in `edge run --raw`, stay.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -73,17 +73,15 @@ def _middle_out(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
-def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str], most: int = 2, at_least: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = 2, at_least: float = 0.6) -> str:
     """The hint "did you mean a or b?" of known names that are similar, in any letter case; "" if there are none.
 
-    known: a mapping has the names that the hint says instead. at_least: the similarity, of 1.
+    at_least: the similarity, of 1.
     """
     from difflib import get_close_matches  # here: names that exist need none
 
     said = {each.lower(): each for each in known}
     near = [said[found] for found in get_close_matches(name.lower(), said, most, at_least)]
-    if isinstance(known, Mapping):
-        near = [known[each] for each in near]
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -222,7 +222,7 @@ class Options:
         known = flags_of(self)
         for name, value in values.items():
             if name not in known:
-                advice = did_you_mean(name, list(known), 1) or f"choose from {', '.join(known)}"
+                advice = did_you_mean(name, known, 1) or f"choose from {', '.join(known)}"
                 raise InputError(f"unknown option {name!r}: {advice}")
             parse = known[name].parse
             values[name] = parse(value) if parse and value is not None else value

@@ -106,7 +106,7 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
     check_path("model", model, "a path or a name")
     reference = hub_reference(model)
     if reference is None:
-        near = did_you_mean(model, known_models().keys()) if ":" in model else ""
+        near = did_you_mean(model, known_models()) if ":" in model else ""
         hint = near or "write qwen3:0.6b, say, or hf.co/USER/REPO"
         raise InputError(f"{model[:200]!r} is no model of the Hub: {hint}")
     if quant is not None:
@@ -258,5 +258,5 @@ def _asks(error: BudgetError) -> int:
 
 
 def _near(repository: str) -> str:
-    """A hint of names in the table whose repositories are similar."""
-    return did_you_mean(repository, {each.repository: each.name for each in known_models().values()}, at_least=0.8)
+    """A hint of similar repositories of the table."""
+    return did_you_mean(repository, [each.repository for each in known_models().values()], at_least=0.8)

@@ -162,7 +162,7 @@ def test_non_models_are_not_downloaded(hub: Hub, data: bytes, error: type[EdgeEr
     (["README.md"], NAME, "has no GGUF file: edge pulls models in GGUF"),
     (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
     (["mmproj-x.gguf"], f"hf.co/{NAME}/mmproj-x.gguf", "is no GGUF file of a whole model"),
-    ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean qwen3:0.6b"),
+    ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean Qwen/Qwen3-0.6B-GGUF"),
     ([], "smollm2-135m", "'smollm2-135m' is no model of the Hub: write"),
     ([], "qwen3:9b", "did you mean qwen3.5:9b or qwen3:8b"),
 ])  # fmt: skip
