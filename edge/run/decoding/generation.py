@@ -123,7 +123,7 @@ class Generation:
                 constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins,
                                              ends=use.form.ends if use else ())  # fmt: skip
             except InputError:
-                if ours:  # rather than the grammar that is made of schemas
+                if ours and not ours.retyped:  # rather than the grammar that is made of schemas
                     check_tools(ours, tokenizer)
                 raise
             if request.max_tokens is not None:
