@@ -63,7 +63,7 @@ def _command() -> Callable[[], int | None]:
     from contextlib import ExitStack
 
     with ExitStack() as beside:
-        if sys.argv[1:2] == ["plan"]:
+        if sys.argv[1:2] == ["plan"] or (sys.argv[1:2] == ["models"] and "--fits" in sys.argv):
             import edge.run.starting.loading  # noqa: F401 - as runs do: plans leave out what else is imported
             from edge.devices.memory.beyond import beyond_a_run
 

@@ -143,12 +143,15 @@ def _moment(model: LocalModel) -> str:
 
 
 def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool) -> None:
+    from edge.devices.memory.beyond import beyond_a_run, beyond_the_first
     from edge.devices.profiles import find_profile
-    from edge.lab.prediction.fits import READABLE, TOKENS
-    from edge.lab.prediction.fits import fits as judge
     from edge.plan.device import assumed_memory
 
-    with progress(enabled=not json) as shown:
+    with beyond_a_run():
+        from edge.lab.prediction.fits import READABLE, TOKENS
+        from edge.lab.prediction.fits import fits as judge
+
+    with progress(enabled=not json) as shown, beyond_the_first():
         found = judge(options, device=device, expected_tokens=tokens, progress=shown.step("planning models"))
     if json:
         print_json({"device": device, "tokens": tokens or TOKENS, "models": [asdict(each) for each in found]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -64,6 +65,28 @@ def test_plan_names_the_least_memory_that_a_run_names() -> None:
         least += re.findall(r"--memory (\d+)MiB \(64 KV rows", said)
     one, other = map(int, least)
     assert abs(one - other) <= 2
+
+
+FITS = """
+import sys
+from edge.cli import run_command
+from edge.lab.prediction import fits
+
+chosen = {name: fits.known_models()[name] for name in sys.argv[1:]}
+fits.known_models = lambda: chosen
+sys.argv[:] = ["edge", "models", "--fits", "--memory", "1GiB", "--backend", "cpu", "--json"]
+sys.exit(run_command())
+"""
+
+
+def test_models_need_the_same_whatever_was_planned_before() -> None:
+    """A plan takes some 6 MiB, which were part of the next one."""
+    needs = []
+    for names in (["smollm2:135m", "qwen3:0.6b"], ["qwen3:0.6b", "smollm2:135m"]):
+        done = subprocess.run([sys.executable, "-c", FITS, *names], capture_output=True, text=True, check=True)
+        found = {each["name"]: each["best"] for each in json.loads(done.stdout)["models"]}
+        needs.append(found["smollm2:135m"]["memory"])
+    assert abs(needs[0] - needs[1]) <= 2 << 20
 
 
 def test_token_passes_through_files_that_contributing_names(monkeypatch: pytest.MonkeyPatch) -> None:
