@@ -57,7 +57,8 @@ SCHEMAS: tuple[Any, ...] = (
 )  # fmt: skip
 FEW = {
     '{"properties": {"é": {"type": "null"}, "éb": {}}, "additionalProperties": {"const": 1}}': (
-        ['{"é":null}', '{"ê":1}', '{"£":1}', '{"日":1}', '{"éa":1}', '{"é😀":1}', '{"b":1}'], ['{"é":1}', '{"ê":null}']
+        ['{"é":null}', '{"ê":1}', '{"£":1}', '{"日":1}', '{"éa":1}', '{"é😀":1}', '{"b":1}'],
+        ['{"é":1}', '{"ê":null}'],
     ),
     '{"enum": [1, 2], "exclusiveMinimum": 1}': (["2"], ["1"]),
     '{"enum": [1, 2, 3], "maximum": 3, "exclusiveMaximum": true}': (["1", "2"], ["3"]),
@@ -156,7 +157,7 @@ def judge(grammar: Grammar, text: bytes) -> bool:
 
 
 def is_alike(c: Harness, grammar: Grammar, text: bytes) -> bool:
-    """Whether C and llguidance both accept a text, or both refuse it, but for escapes, of which llguidance has fewer."""
+    """Whether C accepts a text if llguidance does, which has fewer escapes."""
     accepted = c.accepts(text)
     return accepted == judge(grammar, text) or (accepted and re.search(rb"\\[/u]", text) is not None)
 
