@@ -194,6 +194,8 @@ def test_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed
     if record.kept == "default":
         assert record.gain == 1
         assert record.values == defaults(SPACE)
+        again = tuning(open_model(tiny), machine, trials=40, seed=seed)
+        assert again.measured or not record.comparison  # races that it contradicts are not built upon
     else:  # one in forty
         assert record.comparison.floor > 1
 

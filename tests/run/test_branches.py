@@ -202,8 +202,7 @@ def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
         plain = session.generate("Say hi.", max_tokens=8)
         session.reset()
         assert session.generate("Say hi.", outline="always", max_tokens=8) == plain  # an outline without points
-        parts = [(each.part, each.votes) for each in session.report.branched.branches]
-        assert parts == [("outline", 0), ("answer", 0)]
+        assert [each.part for each in session.report.branched.branches] == ["outline", "answer"]
         assert session.report.branched.one_piece == "the outline has no two points"
     for rows, limit, why in ((1024, 40, "-n 40 has"), (120, 120, "120 KV rows have"), (60, 40, "60 KV rows have")):
         with load(smollm2, max_kv_size=rows, threads=1) as session:
