@@ -57,8 +57,9 @@ def test_methods_of_onnx_are_compared_with_their_source(method: str, tmp_path: P
     assert 4 < report.bits_per_weight < 32
 
 
-def test_command_ends_with_table(tmp_path: Path) -> None:
-    done = edge("quantize", str(SOURCE), str(tmp_path / "a.gguf"), "q4_0")
+def test_commands_end_with_table(tmp_path: Path) -> None:
+    """That of edge quantize is in test_quantize_and_convert_meet_size_alike."""
+    done = edge("convert", str(SOURCE), str(tmp_path / "a.gguf"), "--type", "q4_0")
     assert done.returncode == 0
     assert "KL divergence" in done.stdout
     assert "bits per weight" in done.stdout
@@ -69,7 +70,7 @@ def test_command_ends_with_table(tmp_path: Path) -> None:
     lost = said["evaluated"]["divergence"]
     assert lost["tokens"] == TOKENS - 1
     assert lost["kl_p99"] < lost["kl_p999"] < lost["kl_max"]
-    without = edge_json("quantize", str(SOURCE), str(tmp_path / "c.gguf"), "q4_0", "--json", "--no-eval")
+    without = edge_json("convert", str(SOURCE), str(tmp_path / "c.gguf"), "--type", "q4_0", "--json", "--no-eval")
     assert without["evaluated"] is None
 
 
