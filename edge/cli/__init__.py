@@ -78,6 +78,7 @@ def _code_of(error: Exception) -> int:
     """The exit code of an error, which is reported in a line. Raises it again if it is a fault of ours."""
     from typer import Abort
 
+    from edge.cli.application import is_command
     from edge.cli.terminal.streams import ReaderLeftError
     from edge.errors import BudgetError, EdgeError
 
@@ -100,7 +101,10 @@ def _code_of(error: Exception) -> int:
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and param is not None and getattr(context.get_parameter_source(param.name), "name", "") == "ENVIRONMENT":
         error.param_hint = param.envvar  # type: ignore[attr-defined]
-    command = context.command_path.removeprefix(context.find_root().command_path).removesuffix(" of") if context else ""
+    if context:
+        command = context.command_path.removeprefix(context.find_root().command_path).removesuffix(" of")
+    else:  # click's parser of options has none
+        command = f" {sys.argv[1]}" if is_command(sys.argv[1]) else ""
     return _fail(error, 2, f"{usage().rstrip('.')} (see edge{command} --help)")
 
 

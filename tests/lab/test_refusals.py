@@ -76,6 +76,7 @@ REFUSED = [
     ("eval tasks MODEL --tasks drawings,facts --backend reference", "goes alone"),
     ("plan MODEL --device toaster", "unknown device"), ("plan MODEL --device generic-x86", "say --memory"),
     ("plan MODEL --device pixel-9 --backend warp", "unknown backend"), ("plan MODEL --at -1", "--at takes numbers"),
+    ("plan MODEL --at", "requires an argument (see edge plan --help)"),
     ("plan MODEL --device macbook-air-m3 --backend cpu", "on macos is planned there, or for exported apps"),
     ("plan MODEL --max-kv-size 64 --at 8,65", "--at 65 is more than the 64 rows of the cache"),
     ("plan MODEL --prompt-tokens 600 --tokens 500", "is more than --tokens 500, which counts prompt and answer"),

@@ -28,7 +28,7 @@ def _ceilings(device: DeviceProfile, plan: Plan, decoding: Correction | None, pr
         return []
     said = [f"ceilings were measured by {device.measured_by}"] if device.measured_by else []
     said += [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
-    said += [f"cores do {flops / 1e9:.3g} GFLOP/s with --threads={threads} ({figure.kind})"] if flops and figure else []
+    said += [f"cores do {flops / 1e9:.3g} GFLOP/s with {threads} threads ({figure.kind})"] if flops and figure else []
     int8_ops = device.int8_ops(threads)
     said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
     if decoding and prompts:
