@@ -336,6 +336,13 @@ def test_answer_ends_within_its_limit(session: Session, name: str, seed: int, mo
     assert report.tokens.generated <= most
 
 
+def test_forced_text_that_is_cut_is_incomplete(session: Session) -> None:
+    with pytest.raises(IncompleteError):
+        answer(session, Grammar(regex="a{60}"), max_tokens=8)
+    report = session.report
+    assert (report.incomplete, report.tokens.generated, report.tokens.forced) == ("length", 8, 8)
+
+
 def test_other_grammars_end_within_their_limit(session: Session) -> None:
     regex = r"(yes|no), [a-z ]{3,}\."
     lark = Grammar(lark='start: "<" /[^>]+/ ">" ("[" start "]")*')

@@ -58,7 +58,8 @@ class Generation:
     reused: int = 0
     ran: int = 0  # prompt tokens that have been run, the last at `ran_at`
     generated: int = 0
-    unasked: int = 0  # tokens of the answer that its grammar forced
+    unasked: int = 0  # tokens that its grammar forced
+    following: deque[int] = field(default_factory=deque)  # those of them that the answer does not have yet
     beams: tuple[Beam, ...] | None = None  # of a beam search, the best first
     prefill_joules: float | None = None
     restored_at: float | None = None
@@ -169,7 +170,8 @@ class Generation:
         if tokens:
             self.sample.follow(tokens)
         self.sample.constrained = self.constrained if self.constrained.holds else None
-        return deque(tokens)
+        self.following = deque(tokens)
+        return self.following
 
     def said(self, text: str) -> str:
         """The part of a generated text that belongs to the answer: all but tool calls."""
@@ -188,7 +190,7 @@ class Generation:
         """Whether the answer so far ends with calls, each whole as the model wrote it."""
         if self.calls is None or not self.calls.found:
             return False
-        if self.constrained is not None and (self.constrained.cuts or not self.constrained.complete):
+        if not self.matches or (self.constrained is not None and self.constrained.cuts):
             return False
         return self.calls.forced or self.calls.whole
 
@@ -204,7 +206,12 @@ class Generation:
     @property
     def incomplete(self) -> StopReason | None:
         """The stop reason, if the answer ended before its grammar allowed it; else None."""
-        return None if self.constrained is None or self.constrained.complete else self.stop_reason
+        return None if self.matches else self.stop_reason
+
+    @property
+    def matches(self) -> bool:
+        """Whether the answer may end here by its grammar, if there is one."""
+        return self.constrained is None or (self.constrained.complete and not self.following)
 
     def foresee(self, rows: int | None) -> None:
         """Tell the grammar how many tokens the answer may still have, at the pace so far. rows: free KV rows, None if
@@ -236,7 +243,7 @@ class Generation:
     def tokens(self) -> Tokens:
         prefix = 0 if self.request.follow_up else self.model.prefix_rows
         known, unread = self.prompt.known, not self.prompt.ended
-        return Tokens(known, self.generated, self.reused, self.ran, unread, self.unasked, prefix)
+        return Tokens(known, self.generated, self.reused, self.ran, unread, self.unasked - len(self.following), prefix)
 
     @property
     def looked(self) -> Looks | None:
