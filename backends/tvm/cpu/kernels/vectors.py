@@ -172,6 +172,14 @@ class Strip:
         T.buffer_store(self._buffer, value, [lane])
 
 
+def opaque(value: Value) -> Value:
+    """As `let`, of an int64, in a variable: TVM's simplifier writes a name's expression in its place, and takes seconds
+    for minima and quotients of one another. LLVM sees through it."""
+    found = Register("int64", lanes=1)
+    found.value = value
+    return let(found.value)
+
+
 def half(vector: Value, which: int, dtype: str) -> Value:
     """The low (0) or high (1) half of a vector, of type `dtype`."""
     return T.vectorhigh(dtype, vector) if which else T.vectorlow(dtype, vector)

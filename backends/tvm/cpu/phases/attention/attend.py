@@ -21,7 +21,7 @@ from edge.backends.tvm.cpu.kernels.byte_rows import attend_byte_rows
 from edge.backends.tvm.cpu.kernels.byte_scores import Held, attend_bytes
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.pairs import Paired, attend_pairs
-from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, opaque, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.attention.pages import list_pages
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.scratch import byte_offsets, pair_offsets, work_offsets
@@ -75,12 +75,12 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     work = many.work if many else _work(b, b.thread, i64(0))
     with b.dealt_out(units) as unit:
-        kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
+        kv_head, first = opaque(remainder(unit, core.kv_heads)), opaque(quotient(unit, core.kv_heads) * side)
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         first_row = b.first_row(source, kv_head, i64(0))
 
         def token_of(line: Value) -> Value:
-            return let(T.min(quotient(line, core.group), b.count - 1))
+            return opaque(T.min(quotient(line, core.group), b.count - 1))
 
         def query(line: Value) -> Query:
             token, at, sink = token_of(line), let(start + line * b.cache.key), _sink(b, layer, kv_head, line)

@@ -16,7 +16,19 @@ from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Work, fi
 from edge.backends.tvm.cpu.kernels.expanded import Expanded, HeadMatrices, attend_expanded
 from edge.backends.tvm.cpu.kernels.functions import sigmoid
 from edge.backends.tvm.cpu.kernels.isas.generic import PairIsa
-from edge.backends.tvm.cpu.kernels.vectors import Value, floats, i64, let, load, loop, quotient, spread, store, when
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Value,
+    floats,
+    i64,
+    let,
+    load,
+    loop,
+    opaque,
+    quotient,
+    spread,
+    store,
+    when,
+)
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.scratch import EXPANDED_BLOCK, expanded_offsets
 from edge.backends.tvm.packing.cores import round_up
@@ -94,7 +106,7 @@ def attend_heads(b: PassBuilder, layer: Value) -> None:
     with b.dealt_out(i64(core.heads)) as head:
 
         def query(line: Value) -> Query:
-            token = let(T.min(line, b.count - 1))
+            token = opaque(T.min(line, b.count - 1))
             visible = let(b.row(source, i64(0), b.seen(token)) + 1)
             return Query(let(token * core.heads + head), visible, b.position_of(token))
 
