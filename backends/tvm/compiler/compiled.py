@@ -22,7 +22,7 @@ from edge.model.cores import Attention
 from edge.storage import cache
 from edge.types import Progress
 
-_PACKAGES = ("tvm", "tvm_ffi", "elftools")
+_PACKAGES = ("tvm", "tvm_ffi")
 _COMPILE_TIMEOUT_S = 600.0
 
 # Of the child that compiles. Measured with SmolLM2, Gemma 3 270M and golden models: 147 to 210, 213 to 286 MiB, most

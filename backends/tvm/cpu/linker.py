@@ -3,16 +3,15 @@
 Compiled passes are code and constants, which refer to each other by relative addresses and call a few outside
 functions. So an image is those sections in a row, followed by a stub and a slot for each outside function.
 
-`read_object` needs pyelftools, and runs where a pass is compiled. `join` needs Python alone: a device without a
-compiler joins pieces of an installed package (`compiler/package.py`), which images of several designs share.
+`read_object` runs where a pass is compiled, `join` also elsewhere: a device without a compiler joins pieces of an
+installed package (`compiler/package.py`), which images of several designs share.
 
-The relocation types that compiled passes use: "ELF for the Arm 64-bit
-Architecture", section "Relocation", and the x86-64 psABI, table 4.9.
+The form of object files: "Tool Interface Standard: ELF", and its extension to 64 bits. The relocation types that
+compiled passes use: "ELF for the Arm 64-bit Architecture", section "Relocation", and the x86-64 psABI, table 4.9.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,30 @@ _Write = Callable[[bytearray, int, int], None]  # in these bytes, at this offset
 
 _PREFIX = "__tvm_ffi_"  # of functions with TVM's calling convention
 _BY_NAME = -1  # as a section: of a symbol that the object file does not define
+
+# Of an ELF file: its machine, where the headers of sections begin, their size and number, and which has the names.
+_FILE = struct.Struct("<18xH20xQ10xHHH")
+_HEADER, _SYMBOL, _RELOCATION = struct.Struct("<IIQ8xQQIIQ8x"), struct.Struct("<IBxHQ8x"), struct.Struct("<QQq")
+_NUMBERS = {62: "x64", 183: "AArch64"}  # machines
+_SYMBOLS, _RELOCATIONS = 2, 4  # kinds of sections
+_WRITTEN, _ALLOCATED = 1, 2  # flags of sections
+_GLOBAL = 1  # a symbol that other files see
+
+
+class _Header(NamedTuple):
+    """A section of an ELF file. link, info: the sections that it refers to."""
+
+    name: int
+    kind: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+
+    def of(self, object_file: bytes) -> bytes:
+        return object_file[self.offset : self.offset + self.size]
 
 
 class Section(NamedTuple):
@@ -59,39 +82,41 @@ class Piece:
 
 def read_object(object_file: bytes) -> Piece:
     """Raises ValueError for anything that this linker does not support, such as variables."""
-    from elftools.elf.constants import SH_FLAGS
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.relocation import RelocationSection
+    number, headers, step, count, of_names = _FILE.unpack_from(object_file)
+    if number not in _NUMBERS:
+        raise ValueError(f"an object file for machine {number}")
+    found = [_Header(*_HEADER.unpack_from(object_file, headers + step * index)) for index in range(count)]
 
-    elf = ELFFile(io.BytesIO(object_file))
-    if elf.get_machine_arch() not in MACHINES:
-        raise ValueError(f"an object file for {elf.get_machine_arch()}")
+    def name_of(strings: int, at: int) -> str:
+        start = found[strings].offset + at
+        return object_file[start : object_file.index(b"\0", start)].decode()
+
     numbers, sections = dict[int, int](), list[Section]()
-    for index, section in enumerate(elf.iter_sections()):
-        flags = section["sh_flags"]
-        if not flags & SH_FLAGS.SHF_ALLOC or section.name == ".eh_frame" or not section["sh_size"]:
+    for index, header in enumerate(found):
+        name = name_of(of_names, header.name)
+        if not header.flags & _ALLOCATED or name == ".eh_frame" or not header.size:
             continue
-        if flags & SH_FLAGS.SHF_WRITE:
-            raise ValueError(f"the object file has variables ({section.name})")
+        if header.flags & _WRITTEN:
+            raise ValueError(f"the object file has variables ({name})")
         numbers[index] = len(sections)
-        sections.append(Section(max(1, section["sh_addralign"]), section.data()))
-    symbols = elf.get_section_by_name(".symtab")
+        sections.append(Section(max(1, header.align), header.of(object_file)))
+    table = next(header for header in found if header.kind == _SYMBOLS)
+    symbols = list(_SYMBOL.iter_unpack(table.of(object_file)))
     functions = [
-        (symbol.name, numbers[symbol["st_shndx"]], symbol["st_value"])
-        for symbol in symbols.iter_symbols()
-        if symbol["st_info"]["bind"] == "STB_GLOBAL" and symbol["st_shndx"] in numbers
+        (name_of(table.link, name), numbers[section], value)
+        for name, info, section, value in symbols
+        if info >> 4 == _GLOBAL and section in numbers
     ]
     relocations = list[Relocation]()
-    for section in elf.iter_sections():
-        if not isinstance(section, RelocationSection) or section["sh_info"] not in numbers:
+    for header in found:
+        if header.kind != _RELOCATIONS or header.info not in numbers:
             continue
-        for each in section.iter_relocations():
-            symbol = symbols.get_symbol(each["r_info_sym"])
-            outside = symbol["st_shndx"] == "SHN_UNDEF"
-            to, value = (_BY_NAME, 0) if outside else (numbers[symbol["st_shndx"]], symbol["st_value"])
-            name, own, at = symbol.name if outside else "", numbers[section["sh_info"]], each["r_offset"]
-            relocations.append(Relocation(each["r_info_type"], own, at, name, to, value, each["r_addend"]))
-    return Piece(elf.get_machine_arch(), tuple(sections), tuple(functions), tuple(relocations))
+        for at, info, addend in _RELOCATION.iter_unpack(header.of(object_file)):
+            name, _, section, value = symbols[info >> 32]
+            to, value = (numbers[section], value) if section else (_BY_NAME, 0)
+            outside = "" if section else name_of(table.link, name)
+            relocations.append(Relocation(info & 0xFFFFFFFF, numbers[header.info], at, outside, to, value, addend))
+    return Piece(_NUMBERS[number], tuple(sections), tuple(functions), tuple(relocations))
 
 
 def link(object_files: Sequence[bytes]) -> bytes:
@@ -226,7 +251,7 @@ def _signed(value: int, bits: int) -> int:
     return value % (1 << bits)
 
 
-MACHINES = {  # by pyelftools' names
+MACHINES = {  # by the names that volumes have
     "x64": _Machine(
         stub=b"\xff\x25\x02\x00\x00\x00\x90\x90",  # jmp *[rip + 2]
         calls={2: _relative32, 4: _relative32},  # PC32, which with an outside function is a call, and PLT32
