@@ -131,3 +131,10 @@ def test_repaired_model_predicts_more_as_whole_one_does(tmp_path: Path) -> None:
     models = whole, pruned, open_model(target)
     exact, before, after = (all_logits(each, tokens[:200], capacity=200) for each in models)
     assert mean_kl(exact, after) < 0.9 * mean_kl(exact, before)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.5, 0.999])
+def test_any_share_leaves_whole_blocks(share: float) -> None:
+    spec = open_model(GOLDEN / "llama-gqa-untied.gguf").spec
+    kept = check_pruning(spec, Pruning(0, share))
+    assert kept % 32 == 0 < kept <= spec.ffn

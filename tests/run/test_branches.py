@@ -247,8 +247,9 @@ def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkey
         assert (session.report.stop_reason, talk.messages) == ("time", messages)
 
 
-def test_waiting_points_get_later_deadlines(open_session: Callable[..., Session]) -> None:
-    spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0))
+def test_points_have_parts_of_energy_and_later_deadlines(open_session: Callable[..., Session]) -> None:
+    spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0, energy=9.0, energy_spent=1.0))
+    assert spent.part(4).energy == pytest.approx(2.0)
     shares = [spent.share(number, 4) for number in range(4)]
     assert shares == [pytest.approx(each, abs=1) for each in (50, 60, 70, 80)]
 

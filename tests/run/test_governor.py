@@ -88,3 +88,7 @@ def test_power_holds_at_nine_tenths_of_speed(power: float, idle: float, seed: in
     assert device.joules <= power * (device.time + 1)
     best = 60 * (power - idle) / (device.working - idle) / device.step
     assert device.steps >= 0.9 * best
+
+
+def test_device_that_draws_more_at_rest_stops() -> None:
+    assert run(Device(1, 100, 8.0, 3.0), RunLimits(power=2.0), 60) == "power"

@@ -65,6 +65,19 @@ def test_undone_turn_of_hybrid_leaves_no_trace(name: str, backend: str) -> None:
         assert answer(session, "three", follow_up=True) == answer(other, "three", follow_up=True)
 
 
+def test_lost_snapshot_reruns_from_earlier_one() -> None:
+    with open_session("qwen35", "reference") as session, open_session("qwen35", "reference") as other:
+        marks = []
+        for end in (40, 41, 42):
+            answer(session, LONG[:end], follow_up=bool(marks))
+            marks.append(session.mark())
+        session._sequence.rows.snapshots.drop(marks[1].rows)
+        assert session.rewind(marks[1])
+        for end in (40, 41):
+            answer(other, LONG[:end], follow_up=end > 40)
+        assert answer(session, "and then", follow_up=True) == answer(other, "and then", follow_up=True)
+
+
 def test_long_prompt_has_ways_back_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.run.sequences.rows.SNAPSHOT_STEP", 64)
     with open_session("lfm2", "reference", prefill_step_size=48) as session:
