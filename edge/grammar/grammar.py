@@ -84,6 +84,8 @@ def read_grammar(*, json_schema: Path | None, lark: Path | None, regex: str | No
     """Read a grammar from a file, or from a regular expression; None if none is given. Raises InputError."""
     if (json_schema, lark, regex) == (None, None, None):
         return None
+    if sum(each is not None for each in (json_schema, lark, regex)) > 1:
+        raise InputError("an answer has one form: state --json-schema, --grammar or --regex")
     files = {"json_schema": json_schema, "lark": lark}
     texts = {name: _read(path) for name, path in files.items() if path is not None}
     try:

@@ -245,7 +245,7 @@ def test_grammar_on_command_line(tmp_path: Path) -> None:
     for options, code, words in (
         (("--json-schema", str(schema), "-n", "4"), 4, "--max-tokens"),
         (("--grammar", str(tmp_path / "none.lark")), 2, "none.lark: cannot be read"),
-        (("--regex", "a", "--json-schema", str(schema)), 2, "json_schema and regex"),
+        (("--regex", "a", "--json-schema", str(schema)), 2, "state --json-schema, --grammar or --regex"),
     ):
         done = edge_command(*command, *options)
         assert (done.returncode, words in done.stderr) == (code, True)
