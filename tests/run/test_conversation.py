@@ -183,7 +183,7 @@ def test_failed_turn_is_not_kept(open_session: Open) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-gqa-tied", "gemma2", "phi3"])
-@given(st.text(min_size=1, max_size=8), st.sampled_from([None, "Be brief."]))
+@given(st.text(min_size=1, max_size=8).filter(str.strip), st.sampled_from([None, "Be brief."]))
 @settings(max_examples=examples(20))
 def test_system_prompt_rows_are_shared(model: str, text: str, system: str | None) -> None:
     opened = model_of(model)
