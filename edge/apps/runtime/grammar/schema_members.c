@@ -151,8 +151,11 @@ static uint32_t other_name(schema *in, const uint16_t *order, uint32_t from, uin
         const member *it = in->members + order[i];
         const char *text = it->text + depth;
         const uint32_t length = (uint32_t)utf8_read((const uint8_t *)text, it->length - depth, &point, &whole);
-        for (until = i + 1; until < to && !strncmp(in->members[order[until]].text + depth, text, length);)
-            until++;
+        for (until = i + 1; until < to; until++) { /* the same lead byte has the same length */
+            const char *other = in->members[order[until]].text + depth;
+            if (other[0] != text[0] || memcmp(other, text, length))
+                break;
+        }
         if (point >= 0x80 || (point >= 0x20 && point < 0x7F && !led[point]))
             found = rules_either(r, found, rules_bytes(r, text, length, other_name(in, order, i, until, depth + length, next)));
         if (point < 0x80) {
