@@ -36,10 +36,18 @@ def shorten() -> None:
     from tvm.ir.transform import Sequential
     from tvm.tirx import transform
 
-    from edge.backends.tvm.cpu import lowering
+    from edge.backends.tvm.cpu import generator, lowering
     from edge.backends.tvm.design import Design
 
     read, compile_object, simplify = Design.from_json, lowering.compile_object, transform.StmtSimplify
+    build = generator.build
+
+    def build_small(design: Design) -> generator.Program:
+        """Units in one object file, since each costs 5 ms; but apart in volumes, whose designs share them and all run
+        drafts."""
+        program = build(design)
+        is_large = design.target.llvm.get("opt-level", 2) > 1
+        return program if is_large or design.batches else replace(program, units={"pass": program.functions})
 
     def read_small(text: str) -> Design:
         design = read(text)
@@ -55,7 +63,7 @@ def shorten() -> None:
         return _without_variables(made) if made.startswith(b"\x7fELF") else made
 
     Design.from_json = staticmethod(read_small)  # type: ignore[method-assign, assignment]
-    lowering.compile_object = compile_code
+    lowering.compile_object, generator.build = compile_code, build_small
 
 
 def shorten_kernels(patch: pytest.MonkeyPatch) -> None:
