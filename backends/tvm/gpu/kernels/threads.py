@@ -64,7 +64,7 @@ class Scope:
     def shared(self, count: int, dtype: str = "float32") -> Buffer:
         """Allocate workgroup memory of 4-byte elements, or of vectors of 4 of them."""
         self.shared_bytes += (16 if dtype.endswith("x4") else 4) * count
-        return T.alloc_buffer((count,), dtype, scope="shared")
+        return T.alloc_buffer((count,), dtype, scope="shared", layout=None)
 
 
 def build(
@@ -82,7 +82,9 @@ def build(
         types = dict(writes) | dict(reads)
         pointers = {each: T.arg(each, T.ptr(dtype)) for each, dtype in types.items()}
         numbers = {each: T.arg(each, T.int32()) for each in scalars}
-        buffers = {each: T.decl_buffer((1 << 30,), dtype, data=pointers[each]) for each, dtype in types.items()}
+        buffers = {
+            each: T.decl_buffer((1 << 30,), dtype, data=pointers[each], layout=None) for each, dtype in types.items()
+        }
         scope = Scope(threads, buffers, numbers)
         with (
             T.launch_thread("blockIdx.x", groups[0]) as scope.group,
@@ -255,7 +257,7 @@ class Register:
     """A variable of a thread."""
 
     def __init__(self, value: Value, dtype: str = "float32") -> None:
-        self._buffer = T.alloc_buffer((1,), dtype, scope="local")
+        self._buffer = T.alloc_buffer((1,), dtype, scope="local", layout=None)
         self.value = value
 
     @property
@@ -275,7 +277,7 @@ class Registers:
     """Four float32 variables of a thread, which a function of `intrinsics.py` may change by their address."""
 
     def __init__(self) -> None:
-        self._buffer = T.alloc_buffer((4,), "float32", scope="local")
+        self._buffer = T.alloc_buffer((4,), "float32", scope="local", layout=None)
         for index in range(4):
             self[index] = f32(0.0)
 
