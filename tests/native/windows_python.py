@@ -19,7 +19,7 @@ COMPILER = "x86_64-w64-mingw32-gcc"
 PACKAGES = (
     "panda3d==1.10.16", "numpy==1.26.4",  # NumPy 2 calls functions that Wine 8 lacks
     "psutil==7.2.2", "gguf==0.19.0", "typer==0.28.0", "rich==15.0.0", "tokenizers==0.23.3", "minijinja==3.1.0",
-    "platformdirs==4.14.8", "colorama==0.4.6", "pyelftools==0.33",
+    "platformdirs==4.14.8", "colorama==0.4.6",
     "apache-tvm==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1",
 )  # fmt: skip
 PROGRAM = """
