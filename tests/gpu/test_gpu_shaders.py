@@ -49,17 +49,18 @@ FAMILIES = {
 }  # fmt: skip
 # Products with adapters bind most buffers where they have experts, vectors for each layer, or a norm behind them.
 ADAPTED = ("gemma3", "qwen35moe", "gemma4")
+VERIFYING = ("llama-gqa-tied", "gemma3", "gemma4", "minicpm3")
 
 
 @cache
-def program(path: Path, language: str, kv_dtype: str = "f16", rank: int = 0) -> Program:
+def program(path: Path, language: str, kv_dtype: str = "f16", rank: int = 0, drafts: int = 0) -> Program:
     from edge.backends.tvm.cpu.lowering import import_compiler
 
     import_compiler()
     from edge.backends.tvm.gpu.generator import generate
 
     model = open_model(path)
-    config = replace(CONFIG, kv_dtype=kv_dtype, lora_rank=rank)
+    config = replace(CONFIG, kv_dtype=kv_dtype, lora_rank=rank, drafts=drafts, observes=not drafts)
     return generate(Design.of(model.file, model.spec, config, replace(ADAPTER, language=language)))
 
 
@@ -85,6 +86,8 @@ def families(language: str) -> Iterator[tuple[str, Program]]:
         yield name, program(GOLDEN / f"{name}.gguf", language, kv_dtype)
     for name in ADAPTED:
         yield f"{name} with adapters", program(GOLDEN / f"{name}.gguf", language, FAMILIES[name], rank=8)
+    for name in VERIFYING:
+        yield f"{name} with drafts", program(GOLDEN / f"{name}.gguf", language, FAMILIES[name], rank=8, drafts=2)
 
 
 @pytest.mark.exhaustive
@@ -174,17 +177,20 @@ def test_nvrtc_compiles_kernels(often: bool) -> None:
 
 @pytest.mark.wing("kernels under oclgrind")
 @pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
-@pytest.mark.parametrize(("name", "kv_dtype", "rank"), [
-    ("llama-one-layer", "f16", 0),
-    exhaustive("llama-one-layer", "int8", 3),
-    exhaustive("gemma3", "f32", 8),
-    *(exhaustive(name, "int4", 0) for name in ("gpt2", "qwen35", "lfm2")),
+@pytest.mark.parametrize(("name", "kv_dtype", "rank", "drafts"), [
+    ("llama-one-layer", "f16", 0, 0),
+    exhaustive("llama-one-layer", "int8", 3, 0), exhaustive("gemma3", "f16", 0, 2),
+    exhaustive("gemma3", "f32", 8, 0),
+    *(exhaustive(name, "int4", 0, 0) for name in ("gpt2", "qwen35", "lfm2")),
 ])  # fmt: skip
-def test_kernels_neither_race_nor_leave_their_buffers(name: str, kv_dtype: str, rank: int, tmp_path: Path) -> None:
-    """oclgrind interprets a chunk and a step, with eviction between them. rank: of an adapter; 0 for none."""
+def test_kernels_neither_race_nor_leave_their_buffers(
+    name: str, kv_dtype: str, rank: int, drafts: int, tmp_path: Path
+) -> None:
+    """oclgrind interprets a chunk and a step, with eviction between them, perhaps drafts. rank: of an adapter, or 0."""
     script = Path(__file__).parent / "shaders" / "under_oclgrind.py"
     adapter = write_adapter(tmp_path / "a.gguf", open_model(GOLDEN / f"{name}.gguf"), rank) if rank else ""
-    command = ["oclgrind", "--data-races", sys.executable, str(script), name, kv_dtype, *([str(adapter)] * bool(rank))]
+    command = ["oclgrind", "--data-races", sys.executable, str(script), name, kv_dtype, f"{drafts}"]
+    command += [str(adapter)] * bool(rank)
     done = subprocess.run(
         command, env={**os.environ, "EDGE_GPU": "Oclgrind"}, capture_output=True, text=True, timeout=900
     )

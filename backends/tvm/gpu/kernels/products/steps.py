@@ -19,6 +19,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu import MOST_TOGETHER
 from edge.backends.tvm.gpu.design import State, Tuning
+from edge.backends.tvm.gpu.hosts import PORTABLE
 from edge.backends.tvm.gpu.kernels.norms import inverse_root
 from edge.backends.tvm.gpu.kernels.products import tensor_steps
 from edge.backends.tvm.gpu.kernels.products.inputs import Inputs, staged_bytes
@@ -58,7 +59,8 @@ def step(product: Product, tuning: Tuning, *, last: bool = False, tokens: int = 
     `tokens`.
 
     Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for a norm that lies elsewhere; tables
-    for `last` and several tokens; low, lora4 for adapters.
+    for `last` and several tokens, if it can be bound beside the others: else all `tokens` are computed; low, lora4 for
+    adapters.
     With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
     receives the sum, since other workgroups still read x.
     """
@@ -74,6 +76,14 @@ def step(product: Product, tuning: Tuning, *, last: bool = False, tokens: int = 
     split = tensor.split if tensor else split
     height = tuning.workgroup // split * tuning.rows
     at_once = tensor.bands if tensor else 1
+
+    reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
+    reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
+    reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
+    reads |= product.reads
+    writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
+    counts = last or (together > 1 and len(reads) + len(writes) < PORTABLE.buffers)
+    reads |= {"tables": "uint32"} if counts else {}
 
     def body(scope: Scope) -> None:
         memory = scope.shared(min(2, at_once) * memory_size)
@@ -100,7 +110,8 @@ def step(product: Product, tuning: Tuning, *, last: bool = False, tokens: int = 
         finish(scope, band, found.share(memory), i32(0))
 
     def several(scope: Scope, band: Band, memory: Buffer) -> None:
-        count, first = hold(to_int(scope.tables[State.COUNT]), "int32"), let(scope.row * together)
+        count, first = to_int(scope.tables[State.COUNT]) if counts else i32(tokens), let(scope.row * together)
+        count = hold(count, "int32")
         left = hold(count - first, "int32")
         rows = [hold(T.min(first + number, count - 1), "int32") for number in range(together)]
         inputs = [Inputs.of(scope, product, let(row * (product.inputs // 4)), memory, split) for row in rows]
@@ -121,11 +132,6 @@ def step(product: Product, tuning: Tuning, *, last: bool = False, tokens: int = 
                     sums = [each * scale for each in sums]
                 band.finish(at, token, sums)
 
-    reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
-    reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
-    reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
-    reads |= product.reads | ({"tables": "uint32"} if last or together > 1 else {})
-    writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
     groups = -(-workgroups(product, height) // at_once), -(-tokens // together)
     return build(product.name, tuning.workgroup, reads, writes, (), body, groups, together if together > 1 else 0)
 
