@@ -25,16 +25,20 @@ SHOWN_BYTES = 78 << 20  # of drivers, to list their GPUs; measured with lavapipe
 # to 123 with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
 _DRIVER_BYTES = 96 << 20
 _BLOCK_BYTES = 16 << 20
+# More for each token of passes of several, whose products are longer. Measured: SmolLM2, which has two kinds of blocks,
+# with four sequences 403 MiB, with seven drafts 441.
+_TOKEN_BYTES = 6 << 20
 # More for int4, whose attention kernels are three times as long. Measured: a first run of SmolLM2 takes 392 MiB, with
 # f16 337.
 _TRANSFORM_BYTES = 48 << 20
 
 
-def kernels_bytes(kinds: int, kv_dtype: str) -> int:
-    """Bytes of a driver, for the kernels of `kinds` kinds of blocks."""
+def kernels_bytes(kinds: int, kv_dtype: str, together: int = 1) -> int:
+    """Bytes of a driver, for the kernels of `kinds` kinds of blocks. together: `EngineConfig.together`."""
     from edge.backends.tvm.kv.row_formats import FORMATS
 
-    return _DRIVER_BYTES + _BLOCK_BYTES * kinds + _TRANSFORM_BYTES * FORMATS[kv_dtype].transformed
+    each = _BLOCK_BYTES + _TOKEN_BYTES * min(together, MOST_TOGETHER) * (together > 1)
+    return _DRIVER_BYTES + each * kinds + _TRANSFORM_BYTES * FORMATS[kv_dtype].transformed
 
 
 def _encoder_cores(core: Core) -> str | None:
@@ -159,13 +163,13 @@ class GPU(Backend):
         weights, kv = packed_bytes(spec), memory.bytes("kv") + memory.bytes("fixed")
         lora = adapter_bytes(find_network(spec), config.lora_rank, config.kv_dtype)
         on_device, shape = memory.bytes("scratch"), memory.kv.shape
-        kinds = len(shape.blocks) * (2 if config.together > 1 else 1) + (config.lora_rank > 0)
+        kinds = len(shape.blocks) + (config.lora_rank > 0)
         reflected = REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
         return Footprint(
             weights=weights,
             kv=kv,
             scratch=on_device + memory.on_host,
-            runtime=kernels_bytes(kinds, config.kv_dtype) + reflected,
+            runtime=kernels_bytes(kinds, config.kv_dtype, config.together) + reflected,
             fixed_kv=memory.bytes("fixed"),
             lora=lora,
             gpu=weights + kv + lora + on_device,
