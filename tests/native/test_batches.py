@@ -189,6 +189,15 @@ def test_impossible_batches_are_refused() -> None:
         engine.forward_batch(np.array([1, 2], np.int32), [0, 2])
 
 
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
+def test_plans_count_the_rows_and_state_of_every_sequence(name: str) -> None:
+    spec = open_model(GOLDEN / f"{name}.gguf").spec
+    one, four = (make_plan(spec, CPU, Options(max_kv_size=64, sequences=count)) for count in (1, 4))
+    assert four.bytes.kv == 4 * one.bytes.kv
+    assert four.bytes.fixed_kv == 4 * one.bytes.fixed_kv == 4 * spec.state_bytes
+    assert four.bytes.scratch > one.bytes.scratch
+
+
 @pytest.mark.parametrize(("backend", "name", "options", "of"), [
     ("llamacpp", "llama-gqa-tied", {}, ""), ("gpu", "qwen35", {}, " of models with recurrent layers"),
     ("gpu", "llama-gqa-tied", {"kv_policy": "h2o"}, " under policies that observe attention"),

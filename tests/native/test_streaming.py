@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, Child, Engines, examples, exhaustive, run_child
+from conftest import GOLDEN, Child, Engines, copy_kernels, examples, exhaustive, run_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +28,7 @@ from edge.devices.memory.paging import measure_paging
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
+from edge.storage.cache import entries
 from edge.types import FloatArray
 
 MIB = 1 << 20
@@ -72,6 +77,63 @@ def test_streamed_weights_change_no_bit(name: str, engines: Engines) -> None:
         engine = engines(backend.load(model.file, model.spec, replace(config, resident=resident)))
         found = answers(engine, model.spec.vocab)
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def in_page_cache(path: Path) -> int:
+    """Bytes of a file that the system holds."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
+        pages = (ctypes.c_ubyte * -(-len(mapped) // PAGE))()
+        start = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), pages)
+        del first
+        assert not failed
+        return sum(page & 1 for page in pages) * PAGE
+
+
+def can_put_out(folder: Path) -> bool:
+    """Whether the system takes pages of a file there out of its page cache when it is asked to."""
+    path = folder / "probe"
+    path.write_bytes(bytes(16 * MIB))
+    os.sync()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert not any(mapped[::PAGE])  # all are there
+        before = in_page_cache(path)
+        for _ in range(10):  # Linux may be about to move them between its lists
+            with suppress(OSError):
+                mapped.madvise(21)  # MADV_PAGEOUT
+            if in_page_cache(path) < before:
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def test_weights_streamed_from_disk_leave_the_page_cache(
+    smollm2: Model, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the system makes room for it by what stays."""
+    backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
+    backend.load(smollm2.file, smollm2.spec, REAL).close()
+    copy_kernels(tmp_path)
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))  # no other process maps these weights
+    least = backend.footprint(smollm2.spec, REAL).least_weights
+    assert least is not None
+    config = replace(REAL, resident=least + 40 * MIB)
+    left = layout.nbytes - backend.footprint(smollm2.spec, config).streamed // 2  # single pages may stay for a while
+    engine = engines(backend.load(smollm2.file, smollm2.spec, config))
+    [path] = [entry.path for entry in entries("weights")]
+    token = np.array([1], np.int32)
+    expected = engine.forward(token).copy()
+    assert in_page_cache(path) > 0.9 * layout.nbytes
+    if not can_put_out(tmp_path):
+        pytest.skip("this system keeps pages of files")
+    monkeypatch.setattr(Disk, "wanted", lambda self: 1)
+    for _ in range(20):
+        engine.kv.truncate(0)
+        assert np.array_equal(engine.forward(token), expected)
+        if in_page_cache(path) < left:
+            break
+        time.sleep(0.05)
+    assert 40 * MIB < in_page_cache(path) < left
 
 
 # Which blocks

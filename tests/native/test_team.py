@@ -21,7 +21,7 @@ from lora_files import write_adapter
 
 from edge.backends import engine_named
 from edge.backends.base import AdaptedEngine, BatchedEngine, EngineConfig, VerifyingEngine
-from edge.backends.tvm.cpu.arguments import MANY_STALLS, Job
+from edge.backends.tvm.cpu.arguments import LINE, LINES, MANY_STALLS, STALLS, Job
 from edge.model.adapters.lora import open_lora
 from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import open_model
@@ -165,6 +165,19 @@ def test_logits_are_those_of_the_whole_team(name: str, rank: int, tmp_path: Path
     for other in found[1:]:
         for number, (ours, expected) in enumerate(zip(other, found[0], strict=True)):
             assert (ours == expected).all(), number
+
+
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_stalls_of_earlier_passes_are_forgotten(fixed: int) -> None:
+    """Else threads would sleep at once at every barrier for the rest of the engine's life."""
+    model, many = open_model(GOLDEN / "llama-gqa-tied.gguf"), 1 << 20
+    with closing(cast(Any, CPU.load(model.file, model.spec, EngineConfig(512, 64, "f16", 2)))) as engine:
+        workers = engine.passes.workers
+        workers._job[Job.slot("fixed")] = fixed
+        notes = workers._lines.reshape(LINES, -1, LINE)[2]
+        notes[:, STALLS] = many
+        engine.forward(np.ones(9, np.int32))
+        assert (notes[:, STALLS] < many).all()
 
 
 # ---- a process among others ------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 import edge
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.onnx.engine import OnnxEngine
-from edge.backends.onnx.graph.static import make_context_graph, make_static_graph, parts_of
+from edge.backends.onnx.graph.static import HIDDEN, make_context_graph, make_static_graph, parts_of
 from edge.backends.onnx.model_files import ModelFiles, find_model_files
 from edge.backends.onnx.npu.contexts import open_parts
 from edge.backends.onnx.npu.form import make_form
+from edge.backends.onnx.npu.passes import fill_mask
 from edge.backends.onnx.providers import STATIC_CPU, Provider, find_provider
 from edge.backends.onnx.session import open_session
 from edge.cli.commands import app
@@ -135,6 +136,20 @@ def test_attention_policies_evict_alike_on_npu_and_cpu(folder: Path, policy: str
             answers[provider] = session.generate("Once upon a time there was", max_tokens=40, ignore_eos=True)
             assert session.report.kv.evicted > ROWS
     assert answers["qnn"] == answers["cpu-static"] == answers["cpu"]
+
+
+def test_masks_hide_free_rows_fillers_and_rows_outside_windows() -> None:
+    mask = np.empty((4, 10), np.float32)  # six rows, three of them in use, and four tokens, the last two real
+    fill_mask(mask, 3, 2, 0, None)
+    assert (mask == 0).astype(int).tolist() == [
+        [0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 1, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert set(mask.ravel()) == {0, np.float32(HIDDEN)}
+    fill_mask(mask, 3, 2, 3, np.array([2, 0, 1, 3, 4]))  # rows lie in any order
+    assert (mask[2:] == 0).astype(int).tolist() == [[1, 0, 1, 0, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 1, 1]]
 
 
 # Context binaries

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Engines, exhaustive, load_engine, open_golden, some_tokens
-from heads_oracle import HeadOracle, follow_evictions, some_rows
+from heads_oracle import EXACT, HeadOracle, assert_same_rows, follow_evictions, some_rows
 from test_architectures import open_family, require_native
 
+from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.rows import load_rows, store_rows
 from edge.errors import UnsupportedError
 from edge.model.model import Model
@@ -40,6 +41,19 @@ def test_rows_of_different_heads_are_kept_and_renumbered(name: str, votes: bool,
     oracle = HeadOracle(model, capacity=128, chunk=CHUNK)
     oracle.votes = votes
     follow_evictions(onnx_engine(engines, model=model), oracle, alike=True)
+
+
+def test_queries_of_a_long_chunk_are_observed_in_parts(engines: Engines) -> None:
+    chunk, model = 2 * MOST_OBSERVED + 6, open_golden(MODEL).model
+    engine: Any = engines(
+        load_engine(model, "onnx", "f32", capacity=128, chunk=chunk, logits_rows=chunk, observes=True)
+    )
+    oracle = HeadOracle(model, capacity=128, chunk=chunk)
+    for part in (some_tokens(chunk), some_tokens(30, 2)):
+        engine.observe(chunk - 3)
+        ours, theirs = engine.forward_all(part), oracle.forward_all(part, observed=chunk - 3)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+        assert_same_rows(engine, oracle)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
