@@ -23,11 +23,10 @@ from typing import Any
 
 from machine import files_folder, machine, say
 from model_files import large_file, pure_file
-from turns import EDGE, LLAMA, Setting, Sizes, Worker, wait_until_quiet
+from turns import EDGE, LLAMA, Setting, Sizes, Worker, quiet_seconds
 
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
-from edge.devices.load import others_from_now
 from edge.model.names.catalog import find_model
 
 _SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -49,10 +48,10 @@ def measure(setting: Setting, model: Path, depth: int, passes: int) -> dict[str,
             say(f"round {number} of {setting.rounds} ...")
             for count in _SEQUENCES:
                 for worker in workers:
-                    wait_until_quiet(workers)
-                    others = others_from_now(worker.cpu_seconds)
-                    seconds = worker.seconds(op="batch", sequences=count, depth=depth, n=passes * count, seed=number)
-                    setting.foreign.append(others() or 0.0)
+                    seconds = quiet_seconds(
+                        worker, workers, setting.foreign,
+                        op="batch", sequences=count, depth=depth, n=passes * count, seed=number,
+                    )  # fmt: skip
                     if number:
                         found[worker.engine][count].append(seconds / passes)
     finally:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import replace
 
 from machine import files_folder, machine, say
 from model_files import pure_file
-from turns import EDGE, LLAMA, Setting, Sizes, Worker, wait_until_quiet
+from turns import EDGE, LLAMA, Setting, Sizes, Worker, quiet_seconds
 
 from edge.cli.terminal.show import table
 from edge.devices.host import logical_cores
-from edge.devices.load import others_from_now
 from edge.model.names.catalog import find_model
 
 _ROWS = ("f16", "int8", "int4")
@@ -34,27 +34,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args()
-    settings = [
-        Setting(f"cpu:{rows}", None, options.threads, None, files_folder(), Sizes(), options.rounds, 0, ())
-        for rows in _ROWS
-    ]
-    about, model = machine(), pure_file(files_folder(), find_model(options.model).absolute())
-    cells, workers, foreign = options.depth + max(_UNITS.values()) + 64, dict[str, Worker](), list[float]()
-    for name, setting, engine in [
-        *((f"edge, {rows}", each, EDGE) for rows, each in zip(_ROWS, settings, strict=True)),
-        ("llama.cpp, f16", settings[0], LLAMA),
-    ]:
-        workers[name] = Worker(engine, setting.command(engine, "serve", model, cells), setting.environment(engine))
+    setting = Setting("", None, options.threads, None, files_folder(), Sizes(), options.rounds, 0, ())
+    engines = {f"edge, {rows}": (EDGE, replace(setting, backend=f"cpu:{rows}")) for rows in _ROWS}
+    engines |= {"llama.cpp, f16": (LLAMA, setting)}
+    about, model = machine(), pure_file(setting.cache, find_model(options.model).absolute())
+    cells, foreign = options.depth + max(_UNITS.values()) + 64, setting.foreign
+    workers = {
+        name: Worker(engine, own.command(engine, "serve", model, cells), own.environment(engine))
+        for name, (engine, own) in engines.items()
+    }
+    everyone = list(workers.values())
     speeds: dict[str, dict[str, list[float]]] = {name: {op: [] for op in _UNITS} for name in workers}
     try:
         for number in range(options.rounds + 1):  # the first does not count
             say(f"round {number} of {options.rounds} ...")
             for op, n in _UNITS.items():
                 for name, worker in workers.items():
-                    wait_until_quiet(list(workers.values()))
-                    others = others_from_now(worker.cpu_seconds)
-                    seconds = worker.seconds(op=op, depth=options.depth, n=n, seed=number)
-                    foreign.append(others() or 0.0)
+                    seconds = quiet_seconds(worker, everyone, foreign, op=op, depth=options.depth, n=n, seed=number)
                     if number:
                         speeds[name][op].append(n / seconds)
     finally:

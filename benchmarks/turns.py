@@ -258,6 +258,18 @@ class Team:
             row.runs.setdefault(worker.engine, []).append(request["n"] / seconds)
 
 
+def quiet_seconds(
+    worker: Worker, workers: Sequence[Worker | BenchWorker], foreign: list[float], **request: Any
+) -> float:
+    """Seconds of a unit of work, begun once no worker uses CPU time. foreign: receives the share of the machine that
+    others used meanwhile."""
+    wait_until_quiet(workers)
+    others = others_from_now(worker.cpu_seconds)
+    seconds = worker.seconds(**request)
+    foreign.append(others() or 0.0)
+    return seconds
+
+
 def wait_until_quiet(workers: Sequence[Worker | BenchWorker]) -> None:
     """Wait until no worker has used CPU time for a while: some engines' threads spin after their work."""
     deadline = time.monotonic() + PATIENCE_S
