@@ -462,7 +462,7 @@ def test_pictures_are_dropped_pasted_and_sent(page: Page, server: tuple[str, Scr
         assert min(found.pixels[200, 1300].tolist()) > 200
     assert page.value("document.querySelectorAll('.mine > .pictures img').length") == 2
     page.screenshot(tmp_path / "after.png")
-    show(page, url, 390)  # the conversation stays, with its pictures
+    open_page(page, url, 390)  # the conversation stays, with its pictures
     until(page, "document.querySelectorAll('.mine > .pictures img').length === 2")
     assert complaints(page) == []
     page.value("(document.getElementById('model').value = 'other', document.getElementById('model').onchange())")
