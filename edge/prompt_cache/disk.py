@@ -150,13 +150,16 @@ class BlockFiles:
         if not is_private_file(status):
             _log.warning("ignored a file of the prompt cache that others may have written: %s", path)
             return None
-        sound = _is_sound(_content(path, _HEAD.size), status.st_size)  # before the whole file is read into memory
-        block = _parse(_content(path, status.st_size), match["parent"]) if sound else None
+        content = _content(path, _HEAD.size)
+        if _is_sound(content, status.st_size):  # before the whole file is read into memory
+            content = _content(path, status.st_size)
+        if status.st_size and not content:
+            return None  # another process has just removed it, and may have written it again
+        block = _parse(content, match["parent"])
         if block is None or block.name != match["name"]:
-            if status_of(path) is not None:  # otherwise another process has just removed it
-                _log.warning("ignored a damaged file of the prompt cache: %s", path)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            _log.warning("ignored a damaged file of the prompt cache: %s", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
         with contextlib.suppress(OSError):  # a read-only folder suffices
             os.utime(path)

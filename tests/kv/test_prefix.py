@@ -230,6 +230,18 @@ def test_odd_cache_folders_never_fail_a_run(data: st.DataObject) -> None:
             assert run(cache, prompt) <= prompt.size - 1
 
 
+def test_block_that_others_replace_meanwhile_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is gone when it is opened, and there again when it is looked at."""
+    cache, prompt = PromptCache(folder), tokens_of((1, BLOCK))
+    run(cache, prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_content", lambda path, most: b"")
+        assert run(cache, prompt) == 0
+    assert (run(cache, prompt), caplog.messages) == (prompt.size - 1, [])
+
+
 def test_files_of_others_stay_where_they_are(folder: Path) -> None:
     folder.mkdir()
     others = [folder / each for each in ("notes.txt", "a.kv", ".hidden", f"{'0' * 24}-{'g' * 24}.kv")]
