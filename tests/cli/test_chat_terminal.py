@@ -173,9 +173,15 @@ def test_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
         assert not re.search("Traceback", screen.shown)
 
 
+LATE = (  # Ctrl-C when the first answer has ended
+    "import signal; from edge.cli.chat import command as c; told = c._notices; "
+    "c._notices = lambda talk: (setattr(c, '_notices', told), signal.raise_signal(signal.SIGINT))"
+)
+
+
 def test_another_model_goes_on_with_conversation(tmp_path: Path) -> None:
     other, bare = str(GOLDEN / "qwen2.gguf"), tmp_path / "none.gguf"
-    with chatting("-n", "3", "--max-kv-size", "64", "--system", "Be brief.") as screen:
+    with chatting("-n", "3", "--max-kv-size", "64", "--system", "Be brief.", code=LATE) as screen:
         screen.type("one\n")
         screen.expect(PROMPT)
         screen.type("/context\n")

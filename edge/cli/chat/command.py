@@ -66,7 +66,7 @@ def chat(
     from edge.cli.chat.lines import is_terminal, turns
     from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_file, read_tools, warn_unpinned
     from edge.cli.terminal.fetching import fetch_missing
-    from edge.cli.terminal.signals import Terminated
+    from edge.cli.terminal.signals import Terminated, get_over_it
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, InputError, UnsupportedError
     from edge.model.chat.thinking import Think
@@ -166,6 +166,10 @@ def chat(
                 if not typed and not is_command(text):
                     raise
                 note(f"edge: {error}")
+            except KeyboardInterrupt as error:
+                if isinstance(error, Terminated) or not typed or is_command(text):
+                    raise
+                get_over_it()  # meant for the answer, which has ended just before
             if chat.talk.session.terminated:
                 raise Terminated
             if chat.left:
