@@ -271,11 +271,12 @@ class Session:
 
     def start(self, request: Request, hooks: Hooks = NO_HOOKS) -> Generator[str, None, None]:
         """Yield the answer to a request in pieces; `stream` makes one of its arguments, and describes errors."""
+        self.steps.check_idle()
+        self._interrupted = False  # not later: Ctrl-C may come before the first piece is asked for
         if request.vote is None and not request.skeleton:
             return self._start(request, hooks)
         from edge.run.branching.answering import answer  # here: few answers have branches
 
-        self.steps.check_idle()
         return answer(self, request, hooks)
 
     @stepwise
@@ -290,7 +291,6 @@ class Session:
         self._check_open()
         if request.follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
-        self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
         run = Generation.of(request, self.model, watch, started, hooks)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
@@ -307,6 +307,7 @@ class Session:
             self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
             self._told(run, self.report)
             run.free()
+            self._interrupted = False  # of this answer, and not of one that was asked for before it ended
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options, self._loaded))
 

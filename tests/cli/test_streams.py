@@ -27,8 +27,11 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.reference.engine import ReferenceEngine
 from edge.cli.terminal import signals
 from edge.cli.terminal.show import ProgressLine
-from edge.cli.terminal.signals import Terminated
+from edge.cli.terminal.signals import Terminated, ended_by_signals
+from edge.converters.gguf.ggml import quantize_file
 from edge.model.model import open_model
+from edge.run.budgets.meters import Watch
+from edge.run.starting.loading import load
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf"
 RUN = f"run {GOLDEN} --backend reference -n 4 --ignore-eos"
@@ -210,19 +213,29 @@ def test_interrupt_that_is_lost_all_same_comes_again(number: signal.Signals, err
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize("when", [ReferenceEngine.forward, Watch.__init__], ids=["pass", "begin"])
 def test_interrupted_answer_has_its_report_in_json(
-    number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch
+    when: Any, number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, signals_to_come = ReferenceEngine.forward, iter([number])
+    """In its first pass, or when it has just begun."""
+    signals_to_come = iter([number])
 
-    def interrupted(self: ReferenceEngine, *arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         for each in signals_to_come:
             signal.raise_signal(each)
-        return forward(self, *arguments)
+        return when(*arguments, **options)
 
-    monkeypatch.setattr(ReferenceEngine, "forward", interrupted)
+    owner = ReferenceEngine if when.__name__ == "forward" else Watch
+    monkeypatch.setattr(owner, when.__name__, interrupted)
     done = edge_here(*RUN.split(), "-p", "x", "--json")
     assert (done.returncode, json.loads(done.stdout)["stop_reason"]) == (128 + number, reason)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_interrupt_before_an_answer_is_raised() -> None:
+    """A session would forget it."""
+    with load(GOLDEN, backend="reference") as session, pytest.raises(KeyboardInterrupt), ended_by_signals(session):
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")
@@ -276,18 +289,24 @@ def test_replaced_interrupt_still_interrupts_command(number: str, code: int, err
     assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_quantization_keeps_the_old_file(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """Sent while it writes: no part of a file, no process, no traceback."""
-    target = tmp_path / "out.gguf"
+def test_interrupted_quantization_keeps_the_old_file(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent while it writes: no part of a file, no traceback."""
+    target, there = tmp_path / "out.gguf", list[int]()
     target.write_bytes(b"GGUF before")
-    command = [sys.executable, "-m", "edge", "quantize", "smollm2-135m", str(target), "q4_0", "--force", "--quiet"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        while child.poll() is None and len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.005)
-        child.send_signal(number)
-        out, error = child.communicate(timeout=120)
-    assert (child.returncode, out, error) == (code, b"", b"")
+
+    def interrupt(_: float) -> None:
+        there.append(len(os.listdir(tmp_path)))
+        signal.raise_signal(number)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        return quantize_file(*arguments, **options | {"progress": interrupt})
+
+    monkeypatch.setattr("edge.converters.gguf.ggml.quantize_file", interrupted)
+    done = edge_here("quantize", str(GOLDEN), str(target), "q4_0", "--force", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr, there) == (code, "", "", [2])
     assert list(tmp_path.iterdir()) == [target]
     assert target.read_bytes() == b"GGUF before"

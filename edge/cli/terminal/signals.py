@@ -89,16 +89,18 @@ def interrupted() -> int:
 @contextmanager
 def ended_by_signals(session: Session) -> Iterator[None]:
     """While the session generates an answer, a first Ctrl-C or SIGTERM ends the answer, and a second one is handled as
-    before. The caller then leaves if `session.terminated`."""
+    before; so is a Ctrl-C before or after it. The caller then leaves if `session.terminated`."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before[signal.Signals(number)])
-        if number == signal.SIGINT:
-            session.interrupt()
-        else:
+        if number == signal.SIGTERM:
             _received.append(number)
             session.terminate()
+        elif session.steps.busy:
+            session.interrupt()
+        else:
+            _raise(number, frame)
 
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # ignored in the background of a script

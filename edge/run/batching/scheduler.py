@@ -59,8 +59,13 @@ class Scheduler:
                 f"this session belongs to process {self._process}, and a forked child has none of its threads: "
                 "load the model in the child"
             )
-        if self._generation.locked():
+        if self.busy:
             raise BusyError(_ONE_AT_A_TIME)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a generation has begun that has not ended."""
+        return self._generation.locked()
 
     def begin(self, generating: Closable) -> None:
         """Begin a generation in steps, which lasts until `leave`. Raises BusyError during another one."""
