@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,13 @@ os.environ["TVM_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 
 import pytest
-from fork_server import fork_servers
+from fork_server import fork_servers, read_calmly
 from hypothesis import HealthCheck, settings
 from objects import OBJECTS, share_objects
 from quick_code import QUICK, shorten_kernels
 from shared import FOLDER  # noqa: F401  (which workers inherit)
 
 from edge.cli.terminal import show
-from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking
 
 # LLVM's optimizations are two thirds of what compiling a small model costs: `make test` does without, `make test-all`
@@ -108,13 +106,6 @@ def forked() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def calm() -> Iterator[None]:
-    """This machine's memory pressure, which tests raise together, must not shorten caches of theirs. Fake systems
-    keep their own."""
-
-    def read(root: Path) -> Pressure:
-        found = read_pressure(root)
-        return replace(found, stalled=None) if root == Path("/") else found
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.run.budgets.meters.read_pressure", read)
+        patch.setattr("edge.run.budgets.meters.read_pressure", read_calmly)
         yield
