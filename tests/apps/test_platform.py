@@ -264,6 +264,8 @@ def test_only_a_thread_that_is_not_there_has_ended(system: Any) -> None:
     gone = threading.Thread(target=lambda: here.append(threading.get_native_id()))
     gone.start()
     gone.join()
+    while Path(f"/proc/self/task/{here[0]}").exists():  # Python joins a thread shortly before it ends
+        pass
     lines = {id_: (ctypes.c_int32 * 16)(0, 0, id_) for id_ in (-1, threading.get_native_id(), *here)}
     system.owner_ended.restype = ctypes.c_bool
     waiting = [threading.Thread(target=system.edge_doze, args=(line, 0)) for line in lines.values()]

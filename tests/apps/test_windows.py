@@ -60,7 +60,7 @@ class WindowsSession:
             try:
                 if process.stdin is not None:
                     process.stdin.close()
-                assert process.wait(60) == 0
+                assert process.wait(600) == 0
             finally:
                 process.kill()
 

@@ -125,9 +125,9 @@ def _json_of(done: subprocess.CompletedProcess[str]) -> Any:
 
 def test_run_prints_report_line() -> None:
     assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""  # also if it is the first run
-    done = edge("run", MODEL, "-p", "What fruit?", "-n", "8", "--memory", "256MiB", stdin="A red apple.")
+    done = edge("run", MODEL, "What fruit?", "-n", "8", "--ignore-eos", "--memory", "256MiB", stdin="A red apple.")
     assert (done.returncode, bool(done.stdout.strip())) == (0, True)
-    (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("edge tune")]
+    (line,) = [line for line in done.stderr.splitlines() if "tok/s" in line]  # slow machines also leave progress
     assert re.fullmatch(
         r"8 tokens at [\d,]+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J "
         r"\((measured|estimated)\) · stopped: length · -v: more",
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_cleanly_with_report() -> None:
 
 
 def test_sigterm_ends_answer_as_budget_does(tmp_path: Path) -> None:
-    arguments = ["run", MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
+    arguments = ["run", MODEL, "-n", "-1", "--ignore-eos", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "edge", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -92,7 +92,7 @@ def test_phone_measures_itself(bench: Bench) -> None:
 def test_progress_is_shown_and_the_device_cleaned(bench: Bench) -> None:
     phone, steps = bench.connect(), list[str]()
     device = find_device(phone.address)
-    assert ask_machine(device).cores == usable_cores()
+    assert ask_machine(device).cores >= usable_cores()  # of which a container may grant a part
     found = parse_result(run_kit(device, kit_for(), lambda what, share: steps.append(what)), "it")
     assert found.prompts == 3
     assert steps[0] == "copying the kit"

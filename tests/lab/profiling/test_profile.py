@@ -181,7 +181,8 @@ def quick(*more: str) -> tuple[str, ...]:
 
 def test_golden_model_is_profiled(tmp_path: Path) -> None:
     html, markdown, kept = (tmp_path / f"a.{each}" for each in ("html", "md", "json"))
-    done = edge(*quick("--backend", "cpu,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json"))
+    flags = ("--backend", "cpu,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json")
+    done = edge(*quick(*flags), EDGE_SENSORS=str(tmp_path))  # which has none
     assert done.returncode == 0, done.stderr
     profile = read_profile(kept)
     assert profile == parse(Profile, json.loads(done.stdout))
