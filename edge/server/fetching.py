@@ -72,7 +72,8 @@ class Fetcher:
                 with self._connect(parts, until) as connection:
                     found = self._read(connection, parts, where, until, most, claim)
             except (OSError, HTTPException, UnicodeError, ValueError) as error:
-                raise _refused(where, _worded(error)) from None
+                late = time.monotonic() >= until  # a connection that was cut off then fails in many ways
+                raise _refused(where, _worded(TimeoutError() if late else error)) from None
             if isinstance(found, bytes):
                 return found
             where = found

@@ -54,10 +54,10 @@ class Pictures(BaseHTTPRequestHandler):
             self.send_header("Location", rest)
             self.end_headers()
         elif what == "drip":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nA: ")
             for _ in range(4000):
                 time.sleep(0.05)
-                self.wfile.write(b"A: b\r\n")
+                self.wfile.write(b"b")
         elif what in ("picture", "large", "short"):
             data = {"picture": png(), "large": bytes(3 << 20), "short": b"abc"}[what]
             self.send_response(200)
@@ -163,6 +163,13 @@ def test_slow_large_and_broken_pictures_are_refused(path: str, why: str, url: st
     with pytest.raises(RefusedError, match=why):
         fetched(url + path, seconds=0.5 if path == "/drip" else 60)
     assert time.monotonic() - started < 100  # the drip goes on for 200 s
+
+
+def test_request_on_a_connection_that_was_cut_off_took_too_long(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = fetching._Pinned.get
+    monkeypatch.setattr(fetching._Pinned, "get", lambda pinned, parts: (pinned._timer.join(), get(pinned, parts))[1])
+    with pytest.raises(RefusedError, match="took too long"):
+        fetched(f"{url}/picture", seconds=0.2)
 
 
 def test_fetched_pictures_cost_the_tokens_of_sent_ones(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
