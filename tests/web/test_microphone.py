@@ -16,7 +16,7 @@ from browser import Page, complaints, press, show, until
 from chat_server import Script, chat_server
 from conftest import NEEDS_WASM, chromium
 from speech_models import tone, write_model
-from test_web_package import run
+from test_web_package import STEPPED, run
 from web_site import READY as SITE_READY
 from web_site import served, site_of
 
@@ -47,12 +47,30 @@ def allow(page: Page, url: str, setting: str, device: str = "microphone") -> Non
     page.ask("Browser.setPermission", permission={"name": device}, setting=setting, origin=url.rstrip("/"))
 
 
+# `recorded()`: the seconds that the present recording has by now, as the page will decode it.
+RECORDED = """(() => {
+  const { start } = MediaRecorder.prototype;
+  MediaRecorder.prototype.start = function () {
+    const parts = [];
+    this.addEventListener('dataavailable', ({ data }) => parts.push(data));
+    globalThis.recorded = async () => {
+      const told = new Promise((done) => this.addEventListener('dataavailable', done, { once: true }));
+      this.requestData();
+      await told;
+      const data = await new Blob(parts).arrayBuffer();
+      return new OfflineAudioContext(1, 1, 16000).decodeAudioData(data).then((sound) => sound.duration, () => 0);
+    };
+    start.call(this);
+  };
+})()"""
+
+
 def speak(page: Page, seconds: float) -> None:
-    """Record so many seconds, with the keyboard alone."""
+    """Record at least so many seconds, with the keyboard alone."""
     page.value(f"{BUTTON}.focus()")
     press(page, "Enter", text="\r")
     until(page, f"{LABEL} === 'End the recording'")
-    page.value(f"new Promise((done) => setTimeout(done, {1000 * seconds}))")
+    until(page, f"await recorded() >= {seconds}")  # a loaded machine loses samples
     press(page, "Enter", text="\r")
 
 
@@ -71,8 +89,9 @@ def test_what_was_said_is_typed(tmp_path: Path) -> None:
             chat_server() as (url, script):  # fmt: skip
         check_where_it_is_shown(page, url, script)
         allow(page, url, "granted")
+        page.value(RECORDED)
         script.heard = ["Hello there.", "And you?", "", busy]
-        speak(page, 0.5)
+        speak(page, 0.4)
         until(page, f"{TEXT} === 'Hello there.' && {LABEL} === 'Speak' && {LINE} === ''")
         assert page.value("document.activeElement.id") == "text"
         speak(page, 0.1)
@@ -117,6 +136,7 @@ def check_where_it_is_shown(page: Page, url: str, script: Script) -> None:
 def heard_by_package(page: Page, samples: FloatArray) -> Any:
     """The texts that a session of the package writes, without the page, also of a sound in pieces."""
     return run(page, f"""
+      {STEPPED}
       const session = await Edge.open('./');
       const texts = [];
       const sound = new Float32Array({np.round(samples, 5).tolist()});
@@ -134,8 +154,12 @@ def heard_by_package(page: Page, samples: FloatArray) -> Any:
       const stop = new AbortController();  // the first segment comes while others are heard
       const long = new Float32Array(20 * sound.length);
       for (let at = 0; at < long.length; at += sound.length) long.set(sound, at);
+      made[0].postMessage({{ go }});
       let heard = 0;
-      for await (const _ of session.transcribe(long, {{ ...how, signal: stop.signal }})) stop.abort(heard++);
+      for await (const _ of session.transcribe(long, {{ ...how, signal: stop.signal }})) {{
+        stop.abort(heard++);
+        proceed();
+      }}
       const why = await session.ask('Hello').catch(({{ code, message }}) => `${{code}}: ${{message}}`);
       const rate = await session.transcribe(sound, {{}}).next().catch(({{ message }}) => message);
       await session.close();

@@ -20,7 +20,7 @@ from bundles import model_of
 from conftest import NEEDS_WASM, chromium, exhaustive, on_gpu
 from lora_files import write_adapter
 from quick_code import QUICK
-from test_web_package import at, expected, run, visit
+from test_web_package import CHANGED, at, expected, run, visit
 from web_site import NAME, ROWS, served, site_of
 
 from edge.apps.bundle import prepare
@@ -32,26 +32,21 @@ from edge.plan.plan import Plan
 
 pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
-# Workers whose device the page can lose, and whose browser a test changes.
-WATCHED = """
-  const PATIENCE = 300000, PAUSE = () => new Promise((done) => setTimeout(done, 200));
-  const Real = globalThis.Worker;
-  const made = [];
-  globalThis.Worker = class {
-    constructor(url, options) {
-      if (!String(url).endsWith('worker.js')) return new Real(url, options);
-      const code = `import ${JSON.stringify(String(url))};
-        const request = GPUAdapter.prototype.requestDevice;
-        GPUAdapter.prototype.requestDevice = async function (...all) {
-          return (self.device = await request.apply(this, all));
-        };
-        addEventListener('message', ({ data }) => data === 'lose' && device.destroy());
-        ${change}`;
-      const engine = new Real(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })), options);
-      made.push(engine);
-      return engine;
-    }
+# Workers whose device the page can lose, after 40 tokens of the next answer, and whose browser a test changes.
+DEVICE = """
+  const request = GPUAdapter.prototype.requestDevice;
+  GPUAdapter.prototype.requestDevice = async function (...all) {
+    return (self.device = await request.apply(this, all));
   };
+  let losing = false;
+  addEventListener('message', ({ data }) => { losing ||= data === 'lose'; });
+  globalThis.postMessage = (said, ...more) => {
+    tell(said, ...more);
+    if (losing && said.event?.report?.tokens === 40) device.destroy();
+  };
+"""
+WATCHED = CHANGED.replace("${change}", DEVICE + "${change}") + """
+  const PATIENCE = 300000, PAUSE = () => new Promise((done) => setTimeout(done, 200));
 """
 
 # In a worker: the buffers that its device holds. The page asks by `buffers()`.
@@ -147,12 +142,8 @@ def test_adapters_on_the_gpu_are_those_of_edge(page: Page, tmp_path: Path) -> No
         engines.push(session.report.engine);
       }}
       await session.rewind();
-      let answer = '';
-      for await (const piece of session.stream('abc', {{ temperature: 0, maxTokens: 80, ignoreEos: true }})) {{
-        answer += piece;
-        if (session.report.tokens === 40) made[0].postMessage('lose');
-      }}
-      answers.push(answer);
+      made[0].postMessage('lose');
+      answers.push({ask(80)});
       const report = session.report;
       await session.rewind();
       answers.push({ask(80)});

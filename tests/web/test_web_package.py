@@ -76,6 +76,36 @@ def visit(page: Page, folder: Path, script: str) -> Any:
         return run(page, script)
 
 
+# The engines' workers are `made`, and run `change` besides.
+CHANGED = """
+  const Real = globalThis.Worker, made = [];
+  globalThis.Worker = class {
+    constructor(url, options) {
+      if (!String(url).endsWith('worker.js')) return new Real(url, options);
+      const code = `import ${JSON.stringify(String(url))}; const tell = postMessage; ${change}`;
+      made.push(new Real(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })), options));
+      return made.at(-1);
+    }
+  };
+"""
+
+# Engines that wait, once they have `go`, after each part of a prompt and each segment, until the page calls `proceed`.
+_STEPPED = """
+  let flag;
+  addEventListener('message', ({ data: { go } }) => { flag ??= go; });
+  globalThis.postMessage = (said, ...more) => {
+    tell(said, ...more);
+    const { prompt, text } = said.event ?? {};
+    if (flag && (text || prompt?.done < prompt?.asked)) Atomics.wait(flag, 0, 0);
+  };
+"""
+STEPPED = f"""
+  const change = {_STEPPED!r}; {CHANGED}
+  const go = new Int32Array(new SharedArrayBuffer(4));
+  const proceed = () => (Atomics.store(go, 0, 1), Atomics.notify(go, 0));
+"""
+
+
 @lru_cache
 def expected(prompt: str, count: int, name: str = NAME, **options: Any) -> str:
     chosen = {"backend": "cpu", "threads": 2, "max_kv_size": ROWS} | options
@@ -245,20 +275,26 @@ def test_answers_can_be_cancelled(page: Page, folder: Path, isolated: bool) -> N
 
 
 def test_question_cancelled_in_its_prompt_is_taken_back(page: Page, site: Sent) -> None:
-    found = run(page, """
+    found = run(page, f"""
+      {STEPPED}
       const session = await Edge.open('./');
-      const greedy = { temperature: 0, maxTokens: 8, ignoreEos: true };
+      const greedy = {{ temperature: 0, maxTokens: 8, ignoreEos: true }};
       await session.ask('abc', greedy);
       const state = await session.save();
       const next = await session.ask('def', greedy);
       await session.load(state);
       const abort = new AbortController();
       const told = [];
-      const onPrompt = (done, asked) => (told.push(done < asked), abort.abort());
-      const answer = await session.ask('word '.repeat(9), { ...greedy, signal: abort.signal, onPrompt });
-      const { finish } = session.report;
+      made[0].postMessage({{ go }});
+      const onPrompt = (done, asked) => {{
+        told.push(done < asked);
+        abort.abort();
+        proceed();
+      }};
+      const answer = await session.ask('word '.repeat(9), {{ ...greedy, signal: abort.signal, onPrompt }});
+      const {{ finish }} = session.report;
       const refused = await session.load(new Uint8Array(9)).catch((error) => error.code);
-      return { told, answer, finish, refused, next, again: await session.ask('def', greedy) };
+      return {{ told, answer, finish, refused, next, again: await session.ask('def', greedy) }};
     """)  # fmt: skip
     assert found["told"][0] is True
     assert (found["answer"], found["finish"], found["refused"]) == ("", "interrupted", "bad-file")
