@@ -86,12 +86,13 @@ class Hub:
                     evict=each.evict or self.evicts)
             for each in requests
         ]  # fmt: skip
-        if self.queued and self.queued + (1 if work else len(requests)) > self.settings.queue:
-            raise self.pool.full(model or "")
+        count = 1 if work else len(requests)
+        self._check_queue(model, count)
         lease = await self.lease(model)
         flow = Flow(claim.hold())
         answering = Answering(flow, lease, self, len(requests))
         try:
+            self._check_queue(model, count)  # others may have come meanwhile
             if work is None:
                 answering.expect(requests)
             for number, request in enumerate(requests if work is None else requests[:1]):
@@ -105,6 +106,11 @@ class Hub:
             raise
         answering.expire_after(self.settings.most_wait)
         return answering
+
+    def _check_queue(self, model: str | None, count: int) -> None:
+        """Raise RefusedError if so many jobs have no room in the queue."""
+        if self.queued and self.queued + count > self.settings.queue:
+            raise self.pool.full(model or "")
 
 
 def _in_turns(work: Work, numbered: Sequence[tuple[int, Request]]) -> Callable[[Session, Job], bool]:

@@ -51,7 +51,7 @@ class Ledger:
 
     def figures(self) -> dict[str, int]:
         """Bytes by use; also `resident`, `peak` and `budget` (0: none)."""
-        plans = self.models.values()
+        plans = list(self.models.values())  # a model may enter meanwhile
         found = {
             "weights": sum(each.weights + each.lora for each in plans),
             "kv": sum(each.kv + each.snapshots for each in plans),
