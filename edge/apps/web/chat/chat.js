@@ -22,6 +22,7 @@ export class Chat {
   #shown = new Map();
   /** @type {AbortController | null} */
   #answering = null;
+  #occupied = false; // by an answer, until what `changed` does after it has ended, or by `hold`
   /** @type {Promise<void>} of the answer that runs */
   #running = Promise.resolve();
   #list;
@@ -75,7 +76,7 @@ export class Chat {
 
   /** Answer the waiting questions, when the back end is ready. */
   async run() {
-    while (this.ready && !this.busy && this.#waiting.length) {
+    while (this.ready && !this.#occupied && this.#waiting.length) {
       const turn = /** @type {Turn} */ (this.#waiting.shift());
       this.#shown.get(turn)?.[0].classList.remove("waiting");
       this.turns.push(turn);
@@ -88,6 +89,17 @@ export class Chat {
     for (const turn of this.#waiting.splice(0)) this.#remove(turn);
     this.#answering?.abort();
     await this.#running;
+  }
+
+  /** Do `work`, for whose end questions wait. @param {() => Promise<unknown>} work */
+  async hold(work) {
+    this.#occupied = true;
+    try {
+      await work();
+    } finally {
+      this.#occupied = false;
+      void this.run();
+    }
   }
 
   /** @param {string} text @param {boolean} [bad] */
@@ -140,6 +152,7 @@ export class Chat {
 
   async #reply() {
     const abort = new AbortController();
+    this.#occupied = true;
     this.#answering = abort;
     /** @type {() => void} */
     let end = () => {};
@@ -168,7 +181,12 @@ export class Chat {
       this.#follow(() => this.#finish(item, turn));
       this.#answering = null;
       this.composer.setBusy(false);
-      await Promise.resolve(this.#changed()).catch((error) => this.note(saidOf(error), true));
+      try {
+        await this.#changed();
+      } catch (error) {
+        this.note(saidOf(error), true);
+      }
+      this.#occupied = false;
       end();
     }
   }

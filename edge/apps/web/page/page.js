@@ -8,7 +8,7 @@ import { makeListening } from "./listening.js";
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
 const [status, progress, anew, about, panel] = ["status", "progress", "new", "about", "panel"].map(find);
 const MOST_TOKENS = 1000; // of an answer
-const READY_WAIT = 3000; // ms, for the service worker
+const READY_WAIT = 30000; // ms, for a service worker that neither fails nor is ready
 const WORDS = 0.75; // per token, in English
 
 /** @type {import("./edge/index.js").Session | null} */
@@ -75,12 +75,23 @@ async function changed() {
   if (session && !chat.busy && chat.turns.length) await remember(session);
 }
 
-async function startAnew() {
+/** @param {string} [instructions] before the new conversation */
+async function startAnew(instructions = system) {
   await chat.stop();
   chat.show([]);
   anew.disabled = true;
-  if (session) await begin(session);
-  await (session && system ? remember(session) : forgetChat().catch(() => {}));
+  await chat.hold(async () => {
+    const before = system;
+    try {
+      system = instructions;
+      if (session) await begin(session);
+      await (session && system ? remember(session) : forgetChat().catch(() => {}));
+    } catch (error) {
+      system = before; // the template takes no instructions, or they are too long
+      if (session) await begin(session);
+      chat.note(saidOf(error), true);
+    }
+  });
   chat.composer.focus();
 }
 
@@ -153,18 +164,9 @@ about.addEventListener("click", () => {
   panel.returnValue = "";
   panel.showModal();
 });
-panel.addEventListener("close", async () => {
+panel.addEventListener("close", () => {
   const said = find("system").value.trim();
-  if (panel.returnValue !== "save" || said === system) return;
-  const before = system;
-  system = said;
-  try {
-    await startAnew();
-  } catch (error) {
-    system = before; // the template takes no instructions, or they are too long
-    if (session) await begin(session);
-    chat.note(saidOf(error), true);
-  }
+  if (panel.returnValue === "save" && said !== system) startAnew(said);
 });
 
 // ---- the beginning ----------------------------------------------------------------------------------------------
@@ -177,7 +179,11 @@ async function register() {
   const registration = await workers?.register("sw.js").catch(() => null);
   if (!registration) return;
   // On the first visit it must be ready before the engine is fetched, so that it can store the engine, too.
-  if (!workers.controller && !registration.active) await Promise.race([claimed, late]);
+  const coming = registration.installing ?? registration.waiting;
+  const failed = new Promise((done) => coming?.addEventListener("statechange", ({ target }) => {
+    if (/** @type {ServiceWorker} */ (target).state === "redundant") done(null);
+  }));
+  if (coming && !workers.controller && !registration.active) await Promise.race([claimed, failed, late]);
   if (crossOriginIsolated || !workers.controller || sessionStorage.getItem("reloaded")) return;
   sessionStorage.setItem("reloaded", "1");
   location.reload();
@@ -231,7 +237,7 @@ async function open() {
   }
 }
 
-anew.addEventListener("click", startAnew);
+anew.addEventListener("click", () => startAnew());
 
 await register();
 const last = await readChat().catch(() => null);
