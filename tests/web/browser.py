@@ -149,6 +149,7 @@ class Page:
 # What a browser does besides, a quarter of its time.
 _WITHOUT = (
     "--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions",
+    "--allow-pre-commit-input",  # else keys before the first frame, late on a slow machine, are lost
     "--disable-component-update", "--disable-sync", "--disable-default-apps",
     "--disable-features=Translate,OptimizationHints,MediaRouter,DialMediaRouteProvider",
 )  # fmt: skip

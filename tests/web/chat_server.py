@@ -20,7 +20,7 @@ MIB = 1 << 20
 class Script:
     """What the server does. answers: deltas of the next answers, in order; a number stands for a finish reason other
     than "stop", an exception for an error in the stream. asked: bodies that came. gone: answers that the page ended.
-    go: deltas wait for it after the first one."""
+    go: deltas wait for it after the first one. told: figures of the server's memory wait for it."""
 
     answers: list[list[dict[str, Any] | str]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -31,10 +31,12 @@ class Script:
     forms: list[bytes] = field(default_factory=list)  # bodies of transcriptions that came
     budget: int = 256 * MIB  # 0: none
     go: threading.Event = field(default_factory=threading.Event)
+    told: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.go.set()
+        self.told.set()
 
 
 def _described(name: str, *takes: str) -> dict[str, Any]:
@@ -58,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path := find(self.path):
             self._send(200, path.read_bytes(), TYPES[path.suffix])
         else:
+            if self.path == "/props":
+                self.script.told.wait()
             memory = {"resident": 141 * MIB, "budget": self.script.budget}
             found: dict[str, Any] = {
                 "/v1/models": {
@@ -140,5 +144,6 @@ def chat_server() -> Iterator[tuple[str, Script]]:
             yield f"http://127.0.0.1:{server.server_address[1]}/", script
         finally:
             script.go.set()
+            script.told.set()
             server.shutdown()
             thread.join()

@@ -10,6 +10,7 @@ const [side, list, status, models, settings] = ["side", "chats", "status", "mode
 const MODEL = "edge model"; // that was chosen last
 const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
 const WATCH = 2000; // ms between looks at the server's memory, while it answers
+const DOWNLOADED = 60000; // ms after which a file is no longer read: some browsers begin late
 
 /** @type {import("./store.js").Kept} */
 let current = blank();
@@ -17,6 +18,7 @@ let chosen = readSettings();
 /** @type {Set<string>} models that see */
 let seeing = new Set();
 let budget = 0; // joules of an answer, as the server was started; 0: no limit
+let peaks = 0; // answers whose peak of memory was shown
 
 const chat = new Chat({
   list: find("turns"), live: find("live"), form: find("ask"), changed, answersCalls: true,
@@ -92,7 +94,7 @@ async function remove(chats) {
 function download(chats, title) {
   const href = URL.createObjectURL(new Blob([JSON.stringify(chats, null, 2)], { type: "application/json" }));
   element("a", { href, download: `${title.replace(/[^\p{L}\p{N} -]/gu, "").trim().slice(0, 40) || "edge"}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 0);
+  setTimeout(() => URL.revokeObjectURL(href), DOWNLOADED);
 }
 
 /** @param {boolean} open */
@@ -110,7 +112,9 @@ function meter({ speed, usage }) {
   const cost = usage?.edge;
   if (!cost) return;
   bar("joules", cost.joules, joulesText, Number(chosen.energy) || budget);
-  if (cost.memory) memory(cost.memory.peak, cost.memory.budget);
+  if (!cost.memory) return;
+  peaks++;
+  memory(cost.memory.peak, cost.memory.budget);
 }
 
 /** @param {number} bytes @param {number} bound */
@@ -128,9 +132,10 @@ function bar(name, value, say, bound) {
 
 /** The server's memory, now and while it answers. */
 async function watch() {
+  const before = peaks;
   const props = await call("props").then((response) => response.json(), () => null);
   budget = props?.edge?.budgets?.energy ?? 0;
-  if (props?.edge?.memory) memory(props.edge.memory.resident, props.edge.memory.budget);
+  if (props?.edge?.memory && peaks === before) memory(props.edge.memory.resident, props.edge.memory.budget);
   if (chat.busy) setTimeout(watch, WATCH);
 }
 
