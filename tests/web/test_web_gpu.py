@@ -45,8 +45,9 @@ DEVICE = """
     if (losing && said.event?.report?.tokens === 40) device.destroy();
   };
 """
-WATCHED = CHANGED.replace("${change}", DEVICE + "${change}") + """
+WATCHED = f"""
   const PATIENCE = 300000, PAUSE = () => new Promise((done) => setTimeout(done, 200));
+  {CHANGED.replace("${change}", DEVICE + "${change}")}
 """
 
 # In a worker: the buffers that its device holds. The page asks by `buffers()`.
