@@ -78,7 +78,8 @@ def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> 
     Other figures of the user's profile, such as watts, are kept. Raises the errors of measure_ceilings.
     """
     threads, said = usable_cores(), on_progress or (lambda part: None)
-    together = measure_ceilings(threads, seconds / 2, lambda part: said(part / 2))
+    times = 2 if threads > 1 else 1
+    together = measure_ceilings(threads, seconds / times, lambda part: said(part / times))
     alone = measure_ceilings(1, seconds / 2, lambda part: said((1 + part) / 2)) if threads > 1 else together
     source = f"edge devices probe, {date.today().isoformat()}"
     figures = {

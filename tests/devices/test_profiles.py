@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -14,10 +15,10 @@ from typer.testing import CliRunner
 
 from edge.cli.commands import app
 from edge.cli.targets import isa_names
-from edge.devices import profiles
+from edge.devices import probe, profiles
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
-from edge.devices.probe import probe_profile
+from edge.devices.probe import Ceilings, probe_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.devices.profiles.file import read_profile, to_toml, write_profile
 from edge.devices.profiles.profile import BUS_SHARE, Cluster, DeviceProfile, Figure, FigureKind, Npu
@@ -150,6 +151,21 @@ def test_probing_keeps_stated_figures(own: Path) -> None:
     assert (host.value("read_bandwidth") or 0) > 1e6
     assert (parts == sorted(parts), parts[-1]) == (True, 1.0)
     assert list(own.iterdir()) == [own / "host.toml"]
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_probing_takes_its_time_and_is_told_to_its_end(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, parts = list[float](), list[float]()
+
+    def measure(threads: int, seconds: float, on_progress: Callable[[float], None]) -> Ceilings:
+        times.append(seconds)
+        on_progress(1.0)
+        return Ceilings(1e9, 1e9, None, threads)
+
+    monkeypatch.setattr(probe, "usable_cores", lambda: cores)
+    monkeypatch.setattr(probe, "measure_ceilings", measure)
+    probe_profile(3.0, parts.append)
+    assert (sum(times), parts[-1]) == (3.0, 1.0)
 
 
 def test_estimate_goes_by_users_profile_of_this_processor() -> None:
