@@ -25,7 +25,7 @@ os.environ["TVM_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 
 import pytest
-from fork_server import fork_servers, read_calmly
+from fork_server import fork_servers, read_calmly, two_cores
 from hypothesis import HealthCheck, settings
 from objects import OBJECTS, share_objects
 from quick_code import QUICK, shorten_kernels
@@ -108,4 +108,5 @@ def forked() -> Iterator[None]:
 def calm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.run.budgets.meters.read_pressure", read_calmly)
+        patch.setattr("edge.plan.checks.logical_cores", two_cores)
         yield

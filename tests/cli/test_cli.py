@@ -428,7 +428,7 @@ def test_base_model_continues_texts(tmp_path: Path) -> None:
 
 
 def test_time_ends_first_run(tmp_path: Path) -> None:
-    ended = edge("run", TINY, "-p", "Hi", "--backend", "cpu", "--time", "0.3s", EDGE_CACHE=str(tmp_path))
+    ended = edge("run", TINY, "-p", "Hi", "--backend", "cpu", "--time", "0.1s", EDGE_CACHE=str(tmp_path))
     assert ended.returncode == 3
     assert re.fullmatch(r"(.*\n)*edge: no answer: --time .*was over .*\n", ended.stderr)
     assert not list(tmp_path.glob("kernels/*.img"))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import examples, load_engine, run_child
+from fork_server import two_cores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
 from edge.budget import parse_bytes
-from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
@@ -245,7 +245,7 @@ def test_impossible_requests_are_refused() -> None:
         ({"kv_policy": "snapkv:sinks=4093"}, "--sinks 4093 is too many"),
         ({"kv_policy": "window", "sinks": -1}, "--sinks must be 0 or more"),
         *(({"threads": each}, "--threads must be from 1") for each in (0, -2, 100_000)),
-        ({"threads": logical_cores() + 1}, f"from 1 to {logical_cores()}, the logical cores"),
+        ({"threads": two_cores() + 1}, f"from 1 to {two_cores()}, the logical cores"),
         *(({"prefill_step_size": each}, "--prefill-step-size must be from 1") for each in (0, CONTEXT + 1)),
         ({"prefill_step_size": 300, "max_kv_size": 512}, "too long for 512 KV rows: at most 256"),
         ({"kv_policy": "h3o"}, "unknown KV policy 'h3o'"), ({"kv_dtype": "q5_1"}, "no KV dtype 'q5_1': choose f16"),
