@@ -82,6 +82,13 @@ class AnswerOptions:
         "chat template has it).",
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """Raises InputError."""
+        if self.stop:
+            from edge.run.arguments import check_stop  # here: few runs state one
+
+            check_stop(self.stop)
+
 
 @dataclass(frozen=True)
 class Output:

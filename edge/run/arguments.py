@@ -116,11 +116,11 @@ def check_function(name: str, value: object) -> None:
         raise InputError(f"{name} must be a function, not {brief(value)}")
 
 
-def check_texts(name: str, value: object) -> None:
-    """None, a text, or a list of texts. Raises InputError."""
-    texts = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in texts):
-        raise InputError(f"{name} must be text, not {brief(value)}")
+def check_stop(stop: object) -> None:
+    """None, a text, or a list of texts, none of them empty. Raises InputError."""
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in texts):
+        raise InputError(f"--stop must be text that is not empty, not {brief(stop)}")
 
 
 def check_top(name: str, top: object) -> None:

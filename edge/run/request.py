@@ -24,8 +24,8 @@ from edge.run.arguments import (
     check_number,
     check_prompt,
     check_sampling,
+    check_stop,
     check_text,
-    check_texts,
     check_top,
 )
 from edge.run.budgets.governor import RunLimits
@@ -103,7 +103,7 @@ class Request:
         check_grammar(self.grammar)
         check_top("logprobs", self.logprobs)
         check_function("logits_processor", self.logits_processor)
-        check_texts("stop", self.stop)
+        check_stop(self.stop)
         check_text("system", self.system)
         self._check_beams()
         self._check_branches()

@@ -37,7 +37,7 @@ def test_arguments_of_wrong_type_are_refused_in_a_line(session: edge.Session) ->
         *({"prompt": each} for each in (None, 5, 2.5, b"text", {"a": 1}, object(), [1, 2], ["a", None])),
         *({"prompt": each} for each in ([], (), iter(()), ["", ""], np.zeros(3), np.zeros((1, 3), np.int32))),
         *({"max_tokens": each} for each in (2.5, "3", 0, -2, True, float("nan"), [1], 10**20)),
-        *({"stop": each} for each in (5, [5], b"x", [None])),
+        *({"stop": each} for each in (5, [5], b"x", [None], "", ["a", ""])),
         *({"time_limit": each} for each in ("20s", -1, float("nan"), 10**400)),
         *({"energy_limit": each} for each in ("20J", [1])), *({"sampling": each} for each in (0.5, {"temperature": 1})),
         *({name: 5} for name in ("system", "on_prefill", "on_thought", "on_logprob", "on_call")),
