@@ -27,6 +27,12 @@ _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 # Measured, of vocabularies of 300 to 262,144 tokens: llguidance itself, and its tables while they are made.
 _LIBRARY_BYTES, _TOKEN_BYTES = 10 << 20, 490
 _ECHOED = 300  # characters of llguidance's messages that errors repeat
+# Parts of them: a place in a grammar; a wrong regular expression with carets below; lines of a grammar, likewise.
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_REGEX = re.compile(
+    r'(?:invalid regex ".*" \(in regex\): )?regex parse error:\n(?: {4}(.*)\n {4}( *)\^+\n|(?:.*\n)*?)error: '
+)
+_LINES = re.compile(r"^ +\d+ \|.*|^ *\^+ *$", re.MULTILINE)
 
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
@@ -72,7 +78,7 @@ class Matcher:
         )  # fmt: skip
         self._matcher = library.LLMatcher(words, definition, log_level=0, limits=limits)
         if self._matcher.is_error():
-            why = _one_line(self._matcher.get_error())
+            why = _one_line(self._matcher.get_error(), placed=grammar.regex is None)
             raise InputError(f"the {grammar.name} cannot be used: {why}", grammar.param)
         self._bits = np.zeros((words.vocab_size + 31) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
@@ -262,6 +268,12 @@ def _library() -> Any:
     return llguidance
 
 
-def _one_line(message: str) -> str:
-    line = " ".join(message.split())
+def _one_line(message: str, *, placed: bool = True) -> str:
+    """llguidance's message, with positions in place of carets. placed: whether the grammar is the user's text."""
+
+    def expression(found: re.Match[str]) -> str:
+        return f"{found[1]!r:.40}, character {len(found[2]) + 1}: " if found[1] else ""
+
+    message = _REGEX.sub(expression, _PLACE.sub(r"line \1, column \2: " if placed else "", message))
+    line = " ".join(_LINES.sub("", message).split())
     return line if len(line) <= _ECHOED else f"{line[: _ECHOED - 1]}…"
