@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from edge.types import Progress
 
 
+_OF_ADDITIONS = ("source", "target", "base", "type", "force", "json", "quiet")  # options with --base
+
+
 def convert(
+    context: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="A Hugging Face folder, a GGUF file, or an installed model.")
     ],
@@ -133,6 +137,8 @@ def convert(
     from edge.model.structure.layers import TABLE
 
     if base is not None:
+        if other := o.stated(context, but=_OF_ADDITIONS):
+            raise InputError(f"--base converts an adapter or a head as it is: leave {other} out")
         _convert_addition(Path(source), base, target, type, force=force, json=json)
         return
     onnx_method = method if method in ONNX_METHODS else None
