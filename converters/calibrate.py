@@ -18,7 +18,7 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.experts import activated, choose, expert_inputs, of_all, of_shared, shared_inner
 from edge.backends.reference.per_layer_input import make_inputs
 from edge.backends.reference.weights import read_rows, read_weights
-from edge.devices.regular import check_file
+from edge.devices.regular import check_text
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention, Core, Experts
@@ -75,7 +75,7 @@ class Statistics:
 def check_texts(paths: Sequence[Path]) -> None:
     """Raise InputError for a text that cannot be read."""
     for path in paths:
-        check_file(path)
+        check_text(path)
 
 
 def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from edge.errors import EdgeError, InputError
 
+NO_TEXT = "is no text: it has NUL bytes (of UTF-16? edge reads UTF-8)"
+_HEAD = 4096  # bytes by which a text is told from other files
+
 
 def check_file(path: Path) -> None:
     """Raise InputError unless the path that a user named is a file."""
@@ -19,6 +22,16 @@ def check_file(path: Path) -> None:
     if address := re.match(r"(https?):[/\\]+(.*)", str(path)):
         raise InputError(f"{address[1]}://{address[2]}: addresses are not fetched: save it, and name the file")
     raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+
+
+def check_text(path: Path) -> None:
+    """Raise InputError unless the path that a user named is a file that begins as a text."""
+    check_file(path)
+    try:
+        if b"\0" in read_regular(path, _HEAD):
+            raise InputError(f"{path} {NO_TEXT}")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -26,7 +26,7 @@ class Sizes:
 
     def fitted(self, spec: ModelSpec) -> ProgramSizes:
         """The sizes for this model. Raises InputError for impossible ones."""
-        rows = self.rows or min(ROWS, spec.context)
+        rows = min(ROWS, spec.context) if self.rows is None else self.rows
         check_static_sizes(spec, rows, self.chunk)
         return ProgramSizes(rows, self.chunk or min(CHUNK, rows // 2))
 

@@ -70,7 +70,8 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
         return _pinned(text.policy, keep)
     name, colon, rest = text.partition(":")
     if name not in _POLICIES:
-        raise InputError(f"unknown KV policy {name!r}: choose auto, {', '.join(_POLICIES)}")
+        wrong = "KV policy auto has no options" if name == "auto" else f"unknown KV policy {name!r}"
+        raise InputError(f"{wrong}: choose auto, {', '.join(_POLICIES)}")
     make: type[Any] = getattr(import_module(f"edge.kv.{name}"), _POLICIES[name])
     options = {each.name: int if each.type == "int" else float for each in fields(make) if name != "window"}
     chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}

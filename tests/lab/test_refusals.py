@@ -53,7 +53,12 @@ REFUSED = [
     ("tune MODEL --tracker nowhere --key k", "HOST:PORT"),
     ("tune MODEL --tracker nowhere:1 --key k --target z80", "avx2"), ("tune MODEL --target avx2", "--tracker"),
     ("tune MODEL --time soon", "soon"), ("tune MODEL --kv-dtype q8_0", "q8_0"), ("tune MODEL --show", "edge tune"),
-    ("tune", "MODEL"),
+    ("tune", "MODEL"), ("tune MODEL --tracker localhost:1 --key k", "there is no tracker at localhost:1 ("),
+    (f"{SEARCH} --kv-dtype int3", "edge: the reference engine has no KV dtype 'int3'"),  # before losses are measured
+    (f"{SEARCH} --text /dev/null", "/dev/null is empty"),
+    ("compile --catalog --kv-dtype int8 -o TMP/x", "leave MODEL and its options out"),
+    ("convert MODEL TMP/x --to coreml --max-kv-size 0 --dry-run", "--max-kv-size must be from 8 to"),
+    ("convert MODEL TMP/x.gguf --type q4_0 --calibration MODEL", "is no text: it has NUL bytes"),
     (f"{KV} --policies h3o", "unknown KV policy 'h3o'"),
     (f"{KV} --policies h2o,,tova", "--policies wants names with commas between"),
     (f"{KV} --tasks speed", "unknown task 'speed': choose perplexity, retrieval, repeat"),

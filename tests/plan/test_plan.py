@@ -248,7 +248,8 @@ def test_impossible_requests_are_refused() -> None:
         ({"threads": two_cores() + 1}, f"from 1 to {two_cores()}, the logical cores"),
         *(({"prefill_step_size": each}, "--prefill-step-size must be from 1") for each in (0, CONTEXT + 1)),
         ({"prefill_step_size": 300, "max_kv_size": 512}, "too long for 512 KV rows: at most 256"),
-        ({"kv_policy": "h3o"}, "unknown KV policy 'h3o'"), ({"kv_dtype": "q5_1"}, "no KV dtype 'q5_1': choose f16"),
+        ({"kv_policy": "h3o"}, "unknown KV policy 'h3o'"), ({"kv_policy": "auto:sinks=4"}, "auto has no options"),
+        ({"kv_dtype": "q5_1"}, "no KV dtype 'q5_1': choose f16"),
         ({"expected_tokens": -5}, "expected"), ({"logits_rows": 0}, "logits"), ({"logits_rows": -1}, "logits"),
     ):  # fmt: skip
         error: type[EdgeError] = UnsupportedError if "kv_dtype" in values else InputError

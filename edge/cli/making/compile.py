@@ -44,8 +44,8 @@ def compile(
     from edge.run.starting.opening import open_model
 
     if catalog:
-        if any((model, device, gpu, weights)):
-            raise InputError("--catalog compiles known models for its own list of CPUs: leave out MODEL and the device")
+        if any((model, device, gpu, weights, kv_dtype != "f16")):
+            raise InputError("--catalog has lists of models, CPUs and KV dtypes: leave MODEL and its options out")
         _compile_catalog(output, models, targets, force=force, json=json, quiet=quiet)
         return
     if models is not None or targets is not None:

@@ -85,15 +85,13 @@ def _tune(
     force: bool, engine: str, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
-    from edge.errors import UnsupportedError
+    from edge.plan.checks import check_engine
     from edge.run.starting.opening import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
     backend = find_backend(engine, opened.file, opened.spec)
-    if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
-        known = ", ".join(backend.CAPABILITIES.kv_dtypes)
-        raise UnsupportedError(f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {known}")
+    check_engine(backend, kv_dtype, None)
     from edge.lab.tuning.tune import tune as search
 
     if tracker is not None and key is not None:

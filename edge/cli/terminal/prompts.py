@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
 from edge.cli.terminal.show import note
 from edge.devices.platform import has_input
-from edge.devices.regular import check_file
+from edge.devices.regular import NO_TEXT, check_file
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _blocks(source: BinaryIO | Path, what: str, *, may_be_empty: bool = False) -
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
             while block := text.read(_BLOCK):
                 if empty and "\0" in block:
-                    raise InputError(f"{what} is no text: it has NUL bytes (of UTF-16? edge reads UTF-8)")
+                    raise InputError(f"{what} {NO_TEXT}")
                 empty = False
                 yield block
     except OSError as error:

@@ -31,6 +31,7 @@ from edge.lab.searching.space import KV_DTYPES, POLICIES, Candidate, Space, Weig
 from edge.lab.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_dtype, recall, remember, run_here
 from edge.model.model import Model
 from edge.options import AUTO, Options, takes_options
+from edge.plan.checks import check_engine
 from edge.plan.kv_losses import KVLoss, remember_losses
 from edge.run.starting.opening import open_model
 from edge.types import IntArray
@@ -158,6 +159,8 @@ def search(
     backend = find_backend(options.backend, base.file, base.spec)
     has = backend.CAPABILITIES.kv_dtypes
     dtypes = [each for each in KV_DTYPES if each in has] or has[:1] if kv_dtypes is None else kv_dtypes
+    for each in dtypes:
+        check_engine(backend, each, None)
     space = Space(ids.size, kinds, tuple(policies), tuple(dtypes))
     space.cells()  # checks them
     with cluster_of(scheduler) as runner, work_folder() as folder:
@@ -230,9 +233,11 @@ def _read(text: str | Path | None) -> tuple[str, str]:
     if not isinstance(text, Path):
         return ("prose, code and lists that come with edge", TEXT) if text is None else ("a text", text)
     try:
-        return text.name, text.read_text(encoding="utf-8", errors="replace")
+        if content := text.read_text(encoding="utf-8", errors="replace"):
+            return text.name, content
     except OSError as error:
         raise InputError(f"{text} cannot be read ({error.strerror})") from None
+    raise InputError(f"{text} is empty")
 
 
 def _tokens(opened: Sequence[tuple[str, Model]], text: str, wanted: int | None) -> IntArray:

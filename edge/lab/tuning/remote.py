@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import socket
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,7 @@ from edge.model.structure.spec import ModelSpec
 from edge.types import AnyArray, IntArray
 
 _STEPS = 8  # decode steps measured at once
+_ANSWERS_S = 5.0  # within which a tracker takes a connection
 
 
 def remote_setting(
@@ -179,6 +181,10 @@ def _connect(tracker: str, key: str) -> Any:
     host, _, port = tracker.rpartition(":")
     if not host or not port.isdigit():
         raise InputError(f"--tracker takes HOST:PORT, not {tracker!r}")
+    try:
+        socket.create_connection((host, int(port)), _ANSWERS_S).close()  # TVM would try for a minute
+    except (OSError, OverflowError) as error:
+        raise InputError(f"there is no tracker at {tracker} ({error})") from None
     if not all(importlib.util.find_spec(name) for name in ("tornado", "cloudpickle")):
         raise MissingExtraError("tornado", "tracker")
     from tvm import rpc
