@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,18 @@ def requests(page: Page) -> list[str]:
     """The addresses that a page asked for since it was visited."""
     method = "Network.requestWillBeSent"
     return [each["params"]["request"]["url"] for each in page.events if each["method"] == method]
+
+
+_ENDED = ExitStack()
+atexit.register(_ENDED.close)
+
+
+def keep_port(port: int) -> None:
+    """Keep the port of a server that has ended from others, whose pages would have its storage in the browser."""
+    held = _ENDED.enter_context(socket.socket())
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # also while connections end
+    with suppress(OSError):  # another process was faster
+        held.bind(("127.0.0.1", port))
 
 
 def complaints(page: Page) -> list[Any]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from browser import keep_port
+
 from edge.apps.serve import TYPES
 from edge.server.page import HEADERS, find
 
@@ -147,3 +149,4 @@ def chat_server() -> Iterator[tuple[str, Script]]:
             script.told.set()
             server.shutdown()
             thread.join()
+    keep_port(server.server_port)

@@ -198,7 +198,7 @@ def test_page_answers_about_chosen_and_taken_pictures_offline_too(page: Page) ->
     page.value(f"{TAKE}.click()")
     ask(2)
     assert page.value("[track.readyState, document.querySelector('.taking')]") == ["ended", None]
-    assert page.value("[...document.querySelectorAll('#turns img')].at(-1).naturalWidth") >= 640
+    until(page, "[...document.querySelectorAll('#turns img')].at(-1).naturalWidth >= 640")
 
 
 def test_module_plays_sounds(page: Page) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
+from browser import keep_port
 from bundles import model_of
 from shared import made_once
 
@@ -98,3 +99,4 @@ def served(folder: Path, *, isolated: bool = True) -> Iterator[tuple[str, Sent]]
         finally:
             server.shutdown()
             thread.join()
+    keep_port(server.server_port)
