@@ -328,7 +328,7 @@ class Backend(ABC):
     DRIVER_BYTES = 0  # memory of GPU drivers, which `check_supported` and `gpu_memory` load to list GPUs
     MOST_SNAPSHOTS = 4  # saved ends of a conversation, for caches with tails: two for each turn
     DRAFTS_ELSEWHERE = False  # whether plans for other devices may have a drafter
-    DRAFTS_ASKED = False  # whether it verifies drafts only if asked to: nobody has measured what they gain
+    DRAFTS_ASKED = False  # whether it verifies drafts only if asked to: their gain was not measured
 
     def around_bytes(self, spec: ModelSpec) -> int | None:
         """Bytes of an assistant or an EAGLE-3 head without its layers; None: NumPy computes there."""

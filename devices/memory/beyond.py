@@ -1,4 +1,7 @@
-"""Memory that this process takes beyond what a run would: modules of other commands. Their plans leave it out."""
+"""Memory that this process takes beyond what a run would: modules of other commands. Their plans leave it out.
+
+Commands alone state it, each in a process of its own: plans of Python's callers count all that their process holds.
+"""
 
 from __future__ import annotations
 

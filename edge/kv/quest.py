@@ -20,6 +20,7 @@ from edge.types import IntArray
 
 PAGE = 16  # rows
 _LEAST = 128  # rows: with fewer, the pages that every step reads leave no choice
+_MOST = 1 << 30  # rows: beyond any cache
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Quest:
     close_gaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.rows < _LEAST:
-            raise InputError(f"KV policy quest: rows must be at least {_LEAST}, not {self.rows}")
+        if not _LEAST <= self.rows <= _MOST:
+            raise InputError(f"KV policy quest: rows must be from {_LEAST} to {_MOST}, not {self.rows}")
 
     @property
     def needs(self) -> Needs:

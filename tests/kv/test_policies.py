@@ -80,7 +80,8 @@ def test_full_evicts_no_rows(name: str, length: int) -> None:
 @pytest.mark.parametrize(("text", "says"), [
     ("H2O", "unknown KV policy 'H2O': choose auto, streaming, window, full, h2o"), ("", "unknown KV policy ''"),
     ("streaming:sinks=-1", "--sinks must be 0 or more, not -1"),
-    ("quest:rows=100", "rows must be at least 128, not 100"), ("quest:sinks=4", "has no option 'sinks': choose rows"),
+    *((f"quest:rows={each}", f"rows must be from 128 to {1 << 30}, not {each}") for each in (100, 10**21)),
+    ("quest:sinks=4", "has no option 'sinks': choose rows"),
     ("full:sinks=4", "has no option 'sinks': it has none"), ("full:", "has no option ''"),
     ("h2o:", "has no option '': choose sinks, recent"), ("h2o:decay=1", "has no option 'decay': choose sinks, recent"),
     ("h2o:recent", "recent must be a number, not ''"), ("h2o:recent=much", "recent must be a number, not 'much'"),

@@ -11,7 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.making.cost import NO_EVAL, check_device, cost_json, show_cost, show_mixture
+from edge.cli.making.cost import NO_EVAL, CalibrationTokens, check_device, cost_json, show_cost, show_mixture
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge.types import Progress
 
 
+_GROUP = 32  # weights that share a scale, by default
 _OF_ADDITIONS = ("source", "target", "base", "type", "force", "json", "quiet")  # options with --base
 
 
@@ -50,7 +51,7 @@ def convert(
     ] = None,
     group_size: Annotated[
         int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple such as 128.")
-    ] = 32,
+    ] = _GROUP,
     embedding_type: Annotated[
         str | None,
         o.flag(
@@ -72,9 +73,7 @@ def convert(
             help="A text to calibrate with, beside the one that comes with edge; may be repeated. Pruning needs one.",
         ),
     ] = None,
-    calibration_tokens: Annotated[
-        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
-    ] = 16384,
+    calibration_tokens: CalibrationTokens = 16384,
     target_size: Annotated[
         str | None, o.flag("--target-size", help="Mix types to reach at most this size, such as 70MiB.")
     ] = None,
@@ -143,8 +142,11 @@ def convert(
         return
     onnx_method = method if method in ONNX_METHODS else None
     mixes = target_size is not None or target_kl is not None
+    stated = {"--group-size": group_size != _GROUP, "--embedding-type": embedding_type, "--table-type": table_type}
     if type is None and mixes:
         type = "q4_0"  # for tensors that cannot be mixed
+    if type is None and (other := next((flag for flag, value in stated.items() if value), None)):
+        raise InputError(f"{other} goes with a --type, such as q4_0")
     if method is None and type is not None:
         method = "best" if calibration else "importance" if mixes else "rtn"
     to, sizes = c.find_format(to, target), (max_kv_size, prefill_step_size)

@@ -1,13 +1,14 @@
-"""The table at the end of a conversion: losses of quality, and savings."""
+"""What conversions share: some options, and the table at the end, of losses of quality and savings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.budget import format_bytes
+from edge.cli import options as o
 from edge.cli.terminal.show import note, table
 from edge.devices.profiles import HOST, find_profile
 from edge.errors import EdgeError, InputError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 DEVICE = "Also predict the speed on this device (edge devices list)."
 NO_EVAL = "Skip the table of what was lost, by 256 tokens that both models run (seconds to minutes)."
+CalibrationTokens = Annotated[
+    int, o.flag("--calibration-tokens", min=128, max=1 << 30, help="Tokens to use, in equal shares from all texts.")
+]
 
 
 def check_device(device: str | None, *, evaluates: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 from edge.budget import format_bytes, parse_bytes
 from edge.cli import options as o
 from edge.cli.making.convert import run_conversion
-from edge.cli.making.cost import DEVICE, NO_EVAL, check_device, cost_json, show_cost
+from edge.cli.making.cost import DEVICE, NO_EVAL, CalibrationTokens, check_device, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
@@ -42,9 +42,7 @@ def quantize(
             help="A text for the importance matrix, beside the one that comes with edge; may be repeated.",
         ),
     ] = None,
-    calibration_tokens: Annotated[
-        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
-    ] = 16384,
+    calibration_tokens: CalibrationTokens = 16384,
     importance: Annotated[
         bool,
         o.flag(
