@@ -89,6 +89,7 @@ def test_memory_given_back_under_limits() -> None:
         ([replace(CALM, limit=99 * MIB, private=60 * MIB)] * 4, [100, 0, 0, 0]),  # weights can be reclaimed
         ([killed] * 4, [100, 0, -1]), ([replace(killed, private=None)] * 3, [100, 0, 0]),
         ([CALM, short, CALM, short, CALM, short], [0] * 6), ([short] * 3, [0, 56, 0]),  # for a moment, or longer
+        ([replace(CALM, available=90 * MIB, private=60 * MIB)] * 3, [0, 100, 0]),  # no more than there is
     ):  # fmt: skip
         assert given_back(readings) == [each if each < 0 else each * MIB for each in gave]
 

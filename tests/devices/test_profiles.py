@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -15,10 +16,10 @@ from typer.testing import CliRunner
 
 from edge.cli.commands import app
 from edge.cli.targets import isa_names
-from edge.devices import probe, profiles
+from edge.devices import integer_products, probe, profiles
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
-from edge.devices.probe import Ceilings, probe_profile
+from edge.devices.probe import Ceilings, best_rate, probe_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.devices.profiles.file import read_profile, to_toml, write_profile
 from edge.devices.profiles.profile import BUS_SHARE, Cluster, DeviceProfile, Figure, FigureKind, Npu
@@ -49,9 +50,18 @@ def test_every_named_device_has_what_edge_plan_needs(name: str) -> None:
     assert ", ".join(find_profile(name).gaps) == CLASSES.get(name, "")
 
 
+BOUNDS = {
+    "read_bandwidth_one_core": (1e9, 1e11), "bus_bandwidth": (1e9, 2e11), "f32_flops": (1e9, 2e12),
+    "core_watts": (0.1, 20), "idle_watts": (0.1, 20), "throttle_celsius": (50, 110), "memory": (1 << 28, 1 << 36),
+    "npu_int8_ops": (1e12, 1e14), "npu_int4_ops": (1e12, 1e14), "npu_context": (1 << 30, 1 << 32),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_figure_has_source(name: str, tmp_path: Path) -> None:
+def test_every_figure_has_source_and_is_plausible(name: str, tmp_path: Path) -> None:
     profile = find_profile(name)
+    for figure, (low, high) in BOUNDS.items():
+        assert figure not in profile.figures or low <= profile.figures[figure].value <= high, figure
     write_profile(profile, tmp_path / "x.toml")
     assert read_profile(tmp_path / "x.toml") == profile
     assert profile.sources
@@ -166,6 +176,25 @@ def test_probing_takes_its_time_and_is_told_to_its_end(cores: int, monkeypatch: 
     monkeypatch.setattr(probe, "measure_ceilings", measure)
     probe_profile(3.0, parts.append)
     assert (sum(times), parts[-1]) == (3.0, 1.0)
+
+
+def test_rates_are_by_the_threads_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that ends after its interval took all of its time."""
+    now = [0.0]
+
+    def once() -> float:
+        now[0] += 1.0
+        return 5.0
+
+    monkeypatch.setattr("edge.devices.probe.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert best_rate(1, 3.2, lambda: once, lambda part: None) == 5.0
+
+
+def test_probing_says_why_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.lab.profiling.ceilings.probe_profile", lambda *_: profiles.describe_host())
+    monkeypatch.setattr(integer_products, "find_spec", {"onnxruntime": True}.get)
+    said = run.invoke(app, ["devices", "probe", "--quiet"]).output
+    assert "int8 arithmetic is unknown: onnx is not installed" in said
 
 
 def test_estimate_goes_by_users_profile_of_this_processor() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,21 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Child, exhaustive, open_golden, run_child
+from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 pytest.importorskip("tvm_ffi")
 
 from edge.apps.bundle import prepare
+from edge.backends.counts import Tuned
 from edge.backends.tvm import sources, targets
 from edge.backends.tvm.cpu.elf import parse
 from edge.backends.tvm.cpu.generator import build
 from edge.backends.tvm.cpu.linker import link
 from edge.backends.tvm.cpu.lowering import compile_object
+from edge.backends.tvm.cpu.phases import kinds
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import FILES
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.targets import TARGETS, choose_target
+from edge.backends.tvm.tuning import lookup
 from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
@@ -119,6 +124,10 @@ def test_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, machine:
     if isa != better:
         with pytest.raises(UnsupportedError, match=f"no {better}: choose {isa}"):
             targets.choose_target(better)
+    if machine == "aarch64":  # of which macOS keeps a register to itself
+        monkeypatch.setattr(targets.platform, "system", lambda: "Darwin")
+        monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
+        assert "+reserve-x18" in targets.choose_target().llvm["mattr"]
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "x86_64"), ("Windows", "ARM64")])
@@ -224,7 +233,15 @@ def test_device_without_compiler_runs_added_passes(made: Path, tmp_path: Path, m
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     before = run(MODEL)
     assert (before.output, "apache-tvm is not installed" in before.errors) == (2, True)
-    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    tuned, about = shutil.copytree(made, tmp_path / "tuned"), json.loads((made / "design.json").read_text())
+    values = {"step_block": about["design"]["target"]["step_block"]}  # as its image has it
+    about["tuned"] = {"about": "theirs", "values": values, "chunk": 32}
+    (tuned / "design.json").write_text(json.dumps(about))
+    assert run_child(WITHOUT_TVM, "cache", "add", tuned).output == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(lookup, "is_installed", lambda: False)
+        found = lookup.find_tuned(open_model(MODEL).spec, "f16")
+    assert found == Tuned("theirs (compiled elsewhere)", values, None, 32)
     assert run(MODEL).output == 0
     other = run(MODEL.with_name("llama-gqa-tied.gguf"))
     assert (other.output, "apache-tvm is not installed" in other.errors) == (2, True)
@@ -236,7 +253,9 @@ def test_device_without_compiler_runs_added_passes(made: Path, tmp_path: Path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["nothing", "image", "header", "version", "machine", "description", "design"])
+@pytest.mark.parametrize(
+    "damage", ["nothing", "image", "header", "version", "machine", "description", "design", "tuned"]
+)
 def test_damaged_and_foreign_designs_are_refused(made: Path, tmp_path: Path, damage: str) -> None:
     about = json.loads((made / "design.json").read_text())
     image = (made / "run.img").read_bytes()
@@ -247,6 +266,8 @@ def test_damaged_and_foreign_designs_are_refused(made: Path, tmp_path: Path, dam
         about["files"]["run.img"] = {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
     if damage == "design":
         about["design"]["target"] |= {"name": ["generic"], "flags": [1, "a"]}
+    if damage == "tuned":
+        about["tuned"] = {"about": "mine", "values": {"spins": 100_000}, "chunk": None}
     if damage == "version":
         about["source"] = "another"
     if damage == "machine":
@@ -260,6 +281,7 @@ def test_damaged_and_foreign_designs_are_refused(made: Path, tmp_path: Path, dam
         "image": "copy the folder again",
         "version": "another version",
         "machine": "no neon",
+        "tuned": "does not say how its image was tuned",
     }
     assert done.returncode == 2
     assert says.get(damage, "holds nothing that edge compile has made") in done.stderr
@@ -361,3 +383,24 @@ def length_of(vectors: int) -> int:
         for part, each in enumerate(elements):
             store(codes, T.int64(part * LANES), each)
     return len(transform.StmtSimplify()(IRModule({"encode": builder.get()})).script())
+
+
+def test_few_tokens_prefetch_weights_and_chunks_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that reads weights for a few tokens waits for memory; narrow models' drafts share a chunk's products."""
+    small = Small(hidden=64, heads=4, head=16, ffn=64, tied=False, types="Q4_0")
+    model = open_model(write_small(tmp_path / "model.gguf", small))
+    design = Design.of(make_layout(model.file, model.spec), "f16", targets.target_named("avx512bf16", ""))
+
+    def built(*batches: int) -> dict[str, bool]:
+        functions = build(replace(design, batches=list(batches))).functions
+        products = ("qkv", "output", "gate_up", "down", "head")
+        named = ((name, name.removeprefix("edge_").partition("_")) for name in functions)
+        return {name: "prefetch" in str(functions[name]) for name, (_, _, unit) in named if unit in products}
+
+    found = built(2, 8)
+    assert {name for name in found if "chunk" in name and found[name]} <= {"edge_chunk_head"}  # also of one token
+    assert all(found[name] for name in found if "chunk" not in name)
+    assert {"edge_step_qkv", "edge_batch2_down", "edge_batch8_head"} <= found.keys()
+    assert "edge_batch8_down" not in built(design.most_tokens)
+    monkeypatch.setattr(kinds, "_WIDE", design.shape.hidden)
+    assert built(design.most_tokens)["edge_batch8_down"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from runtime_library import build
 
 pytest.importorskip("tvm_ffi")
 
+from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
 from edge.model.model import Model
 
@@ -36,6 +39,19 @@ def designs(model: Model) -> list[Design]:
 def symbols(path: Path, *options: str) -> set[str]:
     said = subprocess.run(["nm", "-P", *options, path], capture_output=True, text=True, check=True).stdout
     return {line.split()[0] for line in said.splitlines()}
+
+
+@pytest.mark.parametrize(("free", "frugal"), [(8 << 30, False), (500 << 20, True)])
+def test_compilers_of_apps_take_turns_where_memory_is_short(
+    designs: list[Design], monkeypatch: pytest.MonkeyPatch, free: int, frugal: bool
+) -> None:
+    at_once, told = list[int](), list[bool]()
+    monkeypatch.setattr(exported, "ThreadPoolExecutor", lambda most: at_once.append(most) or ThreadPoolExecutor(most))
+    monkeypatch.setattr(exported, "exported_object", lambda *_, frugal: told.append(frugal) or Path("made"))
+    monkeypatch.setattr(exported, "usable_cores", lambda: 4)
+    monkeypatch.setattr(exported, "memory_limit", lambda: MemoryLimit(memory_use().rss + free, "free memory"))
+    exported_objects(designs)
+    assert (at_once, told) == ([1 if frugal else 2], [frugal] * len(designs))
 
 
 @pytest.mark.slow
@@ -91,3 +107,20 @@ def test_machines_without_exported_passes_are_refused(model: Model) -> None:
     for machine, system in (("riscv64", "linux"), ("x86_64", "ios")):
         with pytest.raises(UnsupportedError, match=f"no library is made for {system} on {machine}"):
             exported_designs(layout, "f16", machine, system)
+
+
+def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
+    layout = make_layout(model.file, model.spec)
+
+    def shared(**tuned: dict[str, int]) -> dict[str, set[str]]:
+        designs = exported_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
+        return {each.target.name: set(each.shared.values()) for each in designs}
+
+    attention = {f"edge_{name}_neon" for name in ("verify_attend", "chunk_embed")}
+    chunks = attention | {"edge_chunk_attend_neon"}
+    steps = {f"edge_step_{name}_dotprod" for name in ("qkv", "output", "gate_up", "down", "head")}
+    assert shared() == {"i8mm": attention | steps, "dotprod": chunks, "neon": {"edge_chunk_embed_neon"}}
+    tuned = shared(i8mm={"step_block": 16})
+    assert (tuned["i8mm"], tuned["dotprod"]) == ({"edge_chunk_embed_i8mm"}, chunks)
+    in_bytes = exported_designs(layout, "int8", "x86_64", "linux", None, ["avxvnni", "avx2"])[0].shared
+    assert set(in_bytes.values()) == {"edge_chunk_attend_avx2", "edge_chunk_embed_avx2"}  # its steps are its own

@@ -254,6 +254,10 @@ def test_volume_holds_each_piece_once() -> None:
     assert [read_volume(VOLUME, key) for key in ("aa", "bb")] == [PIECES, PIECES[:1]]
     with pytest.raises(KeyError):
         read_volume(VOLUME, "cc")
+    for at in range(len(VOLUME)):  # any damage is noticed
+        for damaged in (VOLUME[:at], VOLUME[:at] + bytes([VOLUME[at] ^ 1]) + VOLUME[at + 1 :]):
+            with pytest.raises(ValueError, match=r"."):
+                read_volume(damaged, "aa")
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

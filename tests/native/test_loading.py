@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from edge.backends.tvm.cpu.elf import MAGIC, MOST_BYTES, PAGE, Image, parse
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
+from edge.devices.regular import read_regular
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
@@ -50,6 +52,11 @@ def test_good_image_is_copied_as_it_is(tmp_path: Path) -> None:
     assert loaded.entry("move") - loaded.entry("run") == 255
     with pytest.raises(EngineError, match="no function walk: edge cache clear"):
         loaded.entry("walk")
+    for read in (Image, lambda path: read_regular(path, MOST_BYTES)):  # a budget has no room for the largest image
+        tracemalloc.start()
+        read(tmp_path / "pass.img")
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES // 16
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -132,20 +132,31 @@ def check_bounds(bounds: AnyArray, keys: FloatArray) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", *(pytest.param(each, marks=exhaustive) for each in ("int8", "int4", "f32"))])
 def test_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
-    """With all rows, and behind evictions and a truncation; up to as many rows as are read, it is what `full` does."""
+    """With all rows, and behind truncations, evictions and rows of another text; up to as many rows as are read, it is
+    what `full` does."""
     model = model_of(NAME)
     tokens = some_tokens(model)
     with engine_of(model, READS, dtype) as engine, engine_of(model, 0, dtype) as full:
+        engine.forward(tokens[-200:])
+        other = engine.kv.save()
+        engine.kv.truncate(0)
         for each in (engine, full):
             each.forward(tokens[: READS - 20])
         short = slice(READS - 20, READS)
         np.testing.assert_array_equal(steps(engine, tokens[short]), steps(full, tokens[short]))
-        for length in (READS, 200, 300, 170):
-            if length < engine.kv.length:
+        for change, length in (
+            ("", READS), ("", 200), ("", 300), ("", 170), ("turn", 290), ("keep", 250), ("append", 200),
+        ):  # fmt: skip
+            if change == "turn":  # other rows in the place of those that were there
+                tokens = tokens[::-1].copy()
+            if change == "keep":
                 kept = np.delete(np.arange(engine.kv.length, dtype=np.int32), np.arange(4, 40))
-                engine.kv.keep(kept, close_gaps=True)
-                engine.kv.truncate(length)
-            elif length > engine.kv.length:
+                engine.kv.keep(kept, close_gaps=False)
+            if change == "append":
+                engine.kv.truncate(0)
+                engine.kv.append(other)
+            engine.kv.truncate(min(length, engine.kv.length))
+            if length > engine.kv.length:
                 engine.forward(tokens[engine.kv.length : length])
             for token in tokens[length : length + 18]:
                 engine.forward(token[None])

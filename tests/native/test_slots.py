@@ -166,6 +166,24 @@ def oracle_hits(trace: object, count: int) -> int:
     return hits
 
 
+def test_wanted_experts_stay_those_that_come_next_too_and_old_choices_fade() -> None:
+    slots = Slots(1, 4, 2)
+    for wanted in ([0], [1], [1], [1], [0, 2]):  # for 2, the one that is wanted with it stays, though chosen less often
+        slots.take(0, np.array(wanted))
+    assert not slots.take(0, np.array([0, 2])).size
+    slots = Slots(1, 4, 3)
+    for wanted in ([0, 1], [2], [2]):
+        slots.take(0, np.array(wanted))
+    slots.take(0, np.array([3]), later=np.array([0, 1]))  # in the place of 2, though that was chosen most often
+    assert not slots.take(0, np.array([0, 1])).size
+    for expert in (0, 0, 1):  # so many tokens apart that their weights leave the range of floats
+        slots.age(16_000)
+        slots.take(0, np.array([expert]))
+    slots.take(0, np.array([2]))
+    slots.take(0, np.array([3]))
+    assert not slots.take(0, np.array([1])).size
+
+
 @given(resident=st.integers(0, 40 * MIB), threads=st.integers(1, 8))
 def test_slots_stay_within_the_plan(resident: int, threads: int) -> None:
     """They have room for the experts of a token, and more memory never reads more."""

@@ -25,6 +25,7 @@ from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, pa
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.memory.paging import measure_paging
+from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
@@ -233,6 +234,27 @@ def test_streamed_plan_fills_its_budget(memory: int) -> None:
     assert made.config.capacity == 768
     if made.config.resident:
         assert made.bytes.total + made.bytes.reserve > memory - MIB
+
+
+@pytest.mark.usefixtures("planning_process")
+@pytest.mark.parametrize(("memory", "prompt", "answer"), [(125, 900, 20), (140, 40, 60), (160, 300, 100)])
+def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int) -> None:
+    """By passes over streamed weights; few answers are as long as they may be."""
+    wanted, expected = {"expected_tokens": prompt + answer, "expected_prompt": prompt}, min(answer, max(1, prompt // 8))
+    made = [plan(memory * MIB, **wanted, prefill_step_size=size) for size in (None, 16, 32, 64, 128, 256)]
+    assert made[0].config.resident
+    same = [each for each in made if each.config.capacity == made[0].config.capacity]
+    passes = [-(-prompt // each.config.chunk) + expected for each in same]
+    first, *others = [count * each.bytes.streamed for count, each in zip(passes, same, strict=True)]
+    assert others
+    assert first <= min(others) + 1.25 * MIB * passes[0]  # weights stay in whole MiB
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_smallest_budget_has_weights_streamed() -> None:
+    with pytest.raises(BudgetError, match=r"\(256 KV rows, weights streamed\)") as caught:
+        plan(50 * MIB)
+    assert plan(caught.value.smallest or 0).config.resident
 
 
 # A process of its own

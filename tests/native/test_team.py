@@ -88,6 +88,15 @@ def test_repeated_loss_costs_one_thread_at_a_time(rule: Rule) -> None:
     assert rule.reset(8).run(10, 0.5, passes=100) == 8  # less than a thread is worth
 
 
+def test_single_events_leave_the_team(rule: Rule) -> None:
+    """As a stopped process, and a quota of three halves of a core, which is used up at every end of a period."""
+    for threads in (2, 8):
+        rule.reset(threads)
+        for passed, lost, stalls in ((1, 0, 0), (6, 5, 1), (5000, 4999, 2), (300, 10, 60), *[(26, 25, 1)] * 20):
+            assert rule.run(passed, lost, stalls) == threads, (passed, lost, stalls)
+            assert rule.run(1, passes=74) == threads
+
+
 def test_attempts_grow_rarer_until_one_succeeds(rule: Rule) -> None:
     rule.reset(2)
     pauses = []

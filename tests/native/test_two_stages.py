@@ -19,6 +19,8 @@ from small_models import Small, write_small
 
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EngineError
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
@@ -137,6 +139,13 @@ def test_tied_heads_of_one_block(
     monkeypatch.setenv("EDGE_ISA", isa)
     engine = engines(open_engine(open_model(write_small(tmp_path / "model.gguf", TIED))))
     check(engine, np.arange(5, 1100, 120, dtype=np.int32))
+
+
+def test_layouts_with_halves_are_packed_apart(tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "model.gguf", TIED))
+    whole, halved = (make_layout(model.file, model.spec, halve=halve) for halve in (False, True))
+    assert halved.places["token_embd"].halved
+    assert open_weights(model.file, whole).path != open_weights(model.file, halved).path
 
 
 @pytest.mark.slow

@@ -99,6 +99,7 @@ def test_plans_count_the_text_that_drafts_are_copied_from(sequences: int) -> Non
         make_plan(model.spec, CPU, Options(max_kv_size=96, threads=1, sequences=sequences, speculate=speculate))
         for speculate in ("auto", "off")
     )
+    assert CPU.most_drafts(model.spec, {"gemm_tokens": 3}) == 2  # as many as a tuned tile has, behind the next token
     room = [CPU.footprint(model.spec, each.config).scratch for each in (drafts, none)]
     assert drafts.bytes.scratch - none.bytes.scratch == sequences * DRAFT_TEXT_BYTES + room[0] - room[1]
 
@@ -217,11 +218,16 @@ def test_forced_tokens_run_together_and_equal_steps(temperature: float) -> None:
     sampling, found = SamplingParams(temperature=temperature, seed=3), dict[str, object]()
     for speculate in ("auto", "off"):
         with edge.load(GOLDEN / "llama-one-layer.gguf", backend="cpu", max_kv_size=400, speculate=speculate) as session:
-            prompt = np.arange(70, 90, dtype=np.int32)
+            prompt, engine, sizes = np.arange(70, 90, dtype=np.int32), session.engine, list[int]()
+            for name in ("forward", "verify"):
+                run = getattr(engine, name)
+                setattr(engine, name, lambda tokens, run=run, sizes=sizes: sizes.append(tokens.size) or run(tokens))
             text = session.generate(prompt, max_tokens=200, grammar=grammar, sampling=sampling)
             assert session.report is not None
             assert session.report.tokens.forced > 100
-            found[speculate] = text, session.engine.kv.save().data
+            assert max(sizes[1:]) == 1 + engine.config.drafts  # which are 0 where they are off
+            assert (len(sizes) < session.report.tokens.generated / 3) == (speculate == "auto")
+            found[speculate] = text, engine.kv.save().data
     assert found["auto"] == found["off"]
 
 

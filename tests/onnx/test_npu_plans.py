@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.cli.commands import app
-from edge.devices.profiles import find_profile
+from edge.devices.profiles import HOST, find_profile
 from edge.devices.profiles.profile import Figure, Npu
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.lab.prediction.fits import fits
 from edge.lab.prediction.forecast import Outlook, look_ahead
 from edge.lab.prediction.npu import EFFICIENCY
+from edge.lab.prediction.predict import Wanted, predict
 from edge.model.model import open_model
 from edge.model.names.known import known_models, outline_model
 from edge.model.reader import read_spec
@@ -152,6 +153,8 @@ def test_unknown_figures_leave_speeds_unknown(tmp_path: Path) -> None:
     assert found.decode
     assert "multiplies is unknown" in found.unknown[0]
     assert "npu_watts of galaxy-s24 is unknown" in found.unknown[1]
+    here = predict(spec, outlook(tmp_path).plan, replace(only_reads, name=HOST), Wanted())
+    assert (here.decode[0].tok_s.source, here.decode[0].joules) == ("estimated from figures of its NPU", None)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from edge.storage import cache
 from edge.types import FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
 OUTLIERS = Method("llm-int8", forms={"blk.0.ffn_up": Int8((1, 3))})
 
 
@@ -93,45 +92,15 @@ def test_onnx_runtimes_refusal_raises_one_line(tmp_path: Path) -> None:
 # Graphs
 
 
-def elsewhere(key: str, value: str) -> Callable[[Any], None]:
-    def change(model: Any) -> None:
-        (tensor,) = (each for each in model.graph.initializer if each.name == "output_norm")
-        (entry,) = (each for each in tensor.external_data if each.key == key)
-        entry.value = value
-
-    return change
-
-
-HOSTILE: dict[str, Callable[[Any], None]] = {
-    "another operator": lambda model: model.graph.node.append(
-        helper.make_node("ConstantOfShape", ["heads_joined"], ["a terabyte"])
-    ),
-    "outside of the folder": elsewhere("location", "../../etc/passwd"),
-    "another length": elsewhere("length", str(1 << 40)),
-    "name": lambda model: setattr(model.graph.node[0], "name", "another name"),
-    "another input": lambda model: model.graph.input.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
-    "metadata": lambda model: model.metadata_props.add(key="k", value="v" * 100_000),
-    "another version": lambda model: setattr(model, "ir_version", 3),
-}
-
-
-@pytest.mark.parametrize("attack", HOSTILE)
-def test_graphs_of_others_are_refused(attack: str, folder: Path) -> None:
-    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
-    HOSTILE[attack](model)
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    seal(folder)
-    assert "model.onnx: not the graph that this version of edge writes" in refusal(folder)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda data: b"", lambda data: data + data, lambda data: data + b"\0", lambda data: data[:-1]]
-)
-def test_truncated_and_padded_graphs_are_refused(change: Callable[[bytes], bytes], folder: Path) -> None:
+@pytest.mark.parametrize("change", [
+    lambda data: b"", lambda data: data + data, lambda data: data + b"\0", lambda data: data[:-1],
+    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+])  # fmt: skip
+def test_graphs_of_others_are_refused(change: Callable[[bytes], bytes], folder: Path) -> None:
     graph = folder / "model.int8.onnx"
     graph.write_bytes(change(graph.read_bytes()))
     seal(folder)
-    assert "model.int8.onnx: not the graph" in refusal(folder, "int8")
+    assert "model.int8.onnx: not the graph that this version of edge writes" in refusal(folder, "int8")
 
 
 # Weights and hashes
@@ -213,9 +182,11 @@ MANIFESTS: dict[str, Callable[[Any], None]] = {
     "no weights": lambda said: said["files"].pop(WEIGHTS),
     "tensor with a bell": put("tensors", 0, 0, "\a" * 20),
     "unknown type": put("tensors", 0, 1, "F99"),
+    "shape of nothing": put("tensors", 0, 2, []),
     "shape that overflows": put("tensors", 0, 2, [1 << 39, 1 << 39]),
     "shape of more than the weights": put("tensors", 0, 2, [32, 1 << 20]),
     "rows of no whole blocks": put("tensors", 0, 1, "Q4_K"),
+    "outliers as a number": put("outliers", 5),
     "outliers beyond the row": put("outliers", "blk.0.ffn_up", [1, 1 << 31]),
     "another format": put("format", 10**400),
     "too many outliers": put("outliers", "blk.0.ffn_up", list(range(600_000))),

@@ -17,6 +17,7 @@ from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.calibrate import Statistics, collect
 from edge.converters.onnx.methods import METHODS, NEED_STATISTICS, find_method, planning_method
 from edge.converters.onnx.writer import planned_files, rounded_types, write_onnx
+from edge.converters.quantizers.smoothquant import factors_of
 from edge.errors import InputError, ModelFormatError
 from edge.formats import nf4
 from edge.formats.onnx_folder import WEIGHTS
@@ -70,6 +71,8 @@ def test_outliers_spoil_plain_int8_only(architecture: str, tmp_path: Path) -> No
     assert smoothed < plain / 3
     assert split < plain / 3
     assert exact < 1e-4
+    unused = factors_of(np.array([0, 4, 4]), np.array([2, 0, 1]), 0.5)  # channels without inputs, or weights
+    np.testing.assert_array_equal(unused, [1, 1, 2])
 
 
 def test_nf4_values_equal_the_table(tmp_path: Path) -> None:

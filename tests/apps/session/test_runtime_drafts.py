@@ -192,6 +192,9 @@ def test_draft_lengths_are_those_of_the_python_session(model: Drafter | None, mo
     both.begin()
     both.time(0, 1.0)
     both.check_gain()
+    both, phrase = Both(most), list(range(100, 200))  # of matches of 100 and 63 tokens, the longer one
+    both.note([*phrase, 1, *phrase[-63:], 2, *phrase])
+    assert both.propose(most)[0] == 1
 
 
 # Models and layers that draft

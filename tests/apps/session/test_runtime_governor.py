@@ -171,8 +171,12 @@ def test_watch_stops_and_pauses_as_its_python_twin(
         assert app.lib.watch_measured(app.c) == measured
 
 
-def test_device_that_pauses_do_not_cool_ends_the_answer() -> None:
-    app = App({"max_temp": 40.0}, True, Power())
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"max_temp": 40.0}, "thermal"), ({"power": 0.25, "time": 10_000}, "power"),
+])  # fmt: skip
+def test_device_that_pauses_do_not_help_ends_the_answer(options: dict[str, float], reason: str) -> None:
+    """It stays hot, or draws more than the limit at rest."""
+    app = App(options, reason == "thermal", Power(3.0, 0.5, 0.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meters, "read_celsius", lambda _: app.heat())
         app.start()
@@ -181,7 +185,7 @@ def test_device_that_pauses_do_not_cool_ends_the_answer() -> None:
             app.work(2.0, 0.0, 0)
             if stop := app.look(1):
                 break
-    assert stop == "thermal"
+    assert stop == reason
 
 
 def test_joules_are_estimated_until_the_app_reads_them() -> None:
