@@ -105,7 +105,7 @@ def test_answer_is_shown_as_it_comes(page: Page, server: tuple[str, Script]) -> 
 def test_answer_is_stopped(page: Page, server: tuple[str, Script]) -> None:
     """The server notices, and what was said stays."""
     url, script = server
-    script.answers = [["One", " two"], ["Three"]]
+    script.answers = [["One", " two"], ["Three"], ["Four", "five"], ["Six"]]
     script.go.clear()
     open_page(page, url)
     type_in(page, "count")
@@ -117,6 +117,13 @@ def test_answer_is_stopped(page: Page, server: tuple[str, Script]) -> None:
     script.go.set()
     ask(page, "go on")
     assert [each["content"] for each in script.asked[1]["messages"]] == ["count", "One", "go on"]
+    script.go.clear()
+    type_in(page, "more")
+    until(page, f"{ANSWER}?.innerText === 'Four'")
+    page.value("document.getElementById('text').value = 'else'")  # is asked while that answer is being stopped
+    page.value("(document.getElementById('new').click(), document.getElementById('ask').requestSubmit())")
+    until(page, f"{ANSWERED} && {SAID}.join() === 'else,Six'")
+    assert [each["content"] for each in script.asked[3]["messages"]] == ["else"]
 
 
 def test_questions_are_edited_and_answers_retried(page: Page, server: tuple[str, Script]) -> None:

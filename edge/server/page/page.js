@@ -67,15 +67,17 @@ function drawChats() {
 
 /** @param {string} [id] of a conversation; without one, a new one begins */
 async function openChat(id) {
-  await chat.stop();
-  current = (id && readChat(id)) || blank();
-  point();
-  chat.show(current.turns);
-  if ([...models.options].some(({ value }) => value === current.model)) models.value = current.model;
-  chosenModel();
-  drawChats();
-  toggleSide(false);
-  chat.composer.focus();
+  await chat.hold(async () => {
+    await chat.stop();
+    current = (id && readChat(id)) || blank();
+    point();
+    chat.show(current.turns);
+    if ([...models.options].some(({ value }) => value === current.model)) models.value = current.model;
+    chosenModel();
+    drawChats();
+    toggleSide(false);
+    chat.composer.focus();
+  });
 }
 
 /** @param {import("./store.js").Kept[]} chats */
@@ -84,10 +86,12 @@ async function remove(chats) {
   find("confirm-title").textContent = `Delete ${what}?`;
   if ((await closed(find("confirm"))) !== "delete") return;
   const ours = chats.some(({ id }) => id === current.id);
-  if (ours) await chat.stop();
-  for (const { id } of chats) forgetChat(id);
-  if (ours) await openChat();
-  else drawChats();
+  await chat.hold(async () => {
+    if (ours) await chat.stop();
+    for (const { id } of chats) forgetChat(id);
+    if (ours) await openChat();
+    else drawChats();
+  });
 }
 
 /** @param {import("./store.js").Kept[]} chats @param {string} title */

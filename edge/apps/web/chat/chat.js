@@ -22,7 +22,7 @@ export class Chat {
   #shown = new Map();
   /** @type {AbortController | null} */
   #answering = null;
-  #occupied = false; // by an answer, until what `changed` does after it has ended, or by `hold`
+  #occupied = 0; // by an answer, until what `changed` does after it has ended, and by each `hold`
   /** @type {Promise<void>} of the answer that runs */
   #running = Promise.resolve();
   #list;
@@ -91,13 +91,14 @@ export class Chat {
     await this.#running;
   }
 
-  /** Do `work`, for whose end questions wait. @param {() => Promise<unknown>} work */
+  /** Do `work`, for whose end questions wait, also those that come while an answer is being stopped.
+   * @param {() => Promise<unknown>} work */
   async hold(work) {
-    this.#occupied = true;
+    this.#occupied++;
     try {
       await work();
     } finally {
-      this.#occupied = false;
+      this.#occupied--;
       void this.run();
     }
   }
@@ -112,28 +113,31 @@ export class Chat {
 
   /** @param {Turn} turn @param {string} text */
   async #edit(turn, text) {
-    if (!(await this.#cut(turn))) return;
-    this.composer.focus();
-    await this.ask(text, turn.images);
+    await this.hold(async () => {
+      if (!(await this.#cut(turn))) return;
+      this.composer.focus();
+      void this.ask(text, turn.images);
+    });
   }
 
   /** @param {Turn} turn an answer, to whose question another one is given */
   async #retry(turn) {
-    if (!(await this.#cut(turn))) return;
-    await this.#reply();
-    await this.run();
+    await this.hold(async () => {
+      if (await this.#cut(turn)) await this.#reply();
+    });
   }
 
   /** @param {Turn} turn a question that failed */
   async #again(turn) {
-    await this.stop();
-    const at = this.turns.indexOf(turn);
-    if (at < 0 || !turn.failed) return;
-    for (const each of this.turns.splice(at + 1)) this.#remove(each);
-    for (const each of this.#shown.get(turn)?.splice(1) ?? []) each.remove();
-    delete turn.failed;
-    await this.#reply();
-    await this.run();
+    await this.hold(async () => {
+      await this.stop();
+      const at = this.turns.indexOf(turn);
+      if (at < 0 || !turn.failed) return;
+      for (const each of this.turns.splice(at + 1)) this.#remove(each);
+      for (const each of this.#shown.get(turn)?.splice(1) ?? []) each.remove();
+      delete turn.failed;
+      await this.#reply();
+    });
   }
 
   /** Forget a turn and all after it; false if it is already forgotten. @param {Turn} turn */
@@ -152,7 +156,7 @@ export class Chat {
 
   async #reply() {
     const abort = new AbortController();
-    this.#occupied = true;
+    this.#occupied++;
     this.#answering = abort;
     /** @type {() => void} */
     let end = () => {};
@@ -186,7 +190,7 @@ export class Chat {
       } catch (error) {
         this.note(saidOf(error), true);
       }
-      this.#occupied = false;
+      this.#occupied--;
       end();
     }
   }
@@ -220,7 +224,7 @@ export class Chat {
     const turn = this.turns[this.turns.length - 1];
     const calls = turn?.calls;
     if (!this.#answersCalls || !calls || turn.note) return;
-    const form = callsForm(calls, async (results) => {
+    const form = callsForm(calls, (results) => this.hold(async () => {
       form.remove();
       await this.stop();
       for (const [index, content] of results.entries()) {
@@ -228,8 +232,7 @@ export class Chat {
         this.#add(this.turns[this.turns.length - 1]);
       }
       await this.#reply();
-      await this.run();
-    });
+    }));
     this.#shown.get(turn)?.[0].querySelector(":scope > .actions")?.before(form);
   }
 

@@ -77,10 +77,10 @@ async function changed() {
 
 /** @param {string} [instructions] before the new conversation */
 async function startAnew(instructions = system) {
-  await chat.stop();
-  chat.show([]);
-  anew.disabled = true;
   await chat.hold(async () => {
+    await chat.stop();
+    chat.show([]);
+    anew.disabled = true;
     const before = system;
     try {
       system = instructions;
