@@ -75,14 +75,20 @@ class Cost:
 
 
 _BEFORE = pytest.StashKey[tuple[float, int]]()
+_FORKS = [0, 0.0, 0]  # what has been read of FORKS: bytes, CPU seconds and compilations
 
 
 def _spent() -> tuple[float, int]:
     """CPU seconds and compilations so far, of this process, its children that have ended, and forks."""
-    times, forks = os.times(), FORKS.read_text().splitlines() if FORKS.exists() else []
-    seconds = times.user + times.system + times.children_user + times.children_system
-    runs = [line.split() for line in forks]
-    return seconds + sum(float(each) for _, each in runs), sum(module in COMPILERS for module, _ in runs)
+    if FORKS.exists():
+        with FORKS.open("rb") as file:
+            file.seek(_FORKS[0])
+            for line in file:
+                module, seconds = line.decode().split()
+                _FORKS[:] = _FORKS[0] + len(line), _FORKS[1] + float(seconds), _FORKS[2] + (module in COMPILERS)
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + _FORKS[1], int(_FORKS[2])
 
 
 def by_folder(files: dict[str, list[float]]) -> dict[str, tuple[float, int]]:

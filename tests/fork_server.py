@@ -7,7 +7,9 @@ runs start both as users do.
 
 from __future__ import annotations
 
+import ast
 import atexit
+import gc
 import json
 import os
 import resource
@@ -80,14 +82,16 @@ for each in ("llama_cpp", "tvm_ffi"):
         pass
 """
 
-# Starts in the place of the other process: hands over its files and environment, and ends as the fork ends.
+# Starts in the place of the other process: hands over its files and environment, and ends as the fork ends. It imports
+# only what takes no time.
 _CLIENT = """
-import json, os, socket, sys
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect("\\0" + sys.argv[1])
-    socket.send_fds(server, [b"."], [0, 1, 2])
-    server.sendall(json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode() + b"\\n")
-    code = int(server.recv(8) or 1)
+import _socket, os, sys
+server = _socket.socket(_socket.AF_UNIX)
+server.connect("\\0" + sys.argv[1])
+files = b"".join(each.to_bytes(4, sys.byteorder) for each in range(3))
+server.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+server.sendall(ascii([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode() + b"\\n")
+code = int(server.recv(8) or 1)
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
 _SERVER = "EDGE_TEST_SERVERS"  # environment variable: names of servers by what they have run
@@ -172,6 +176,8 @@ def fork_servers(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def serve(name: str, prepared: str) -> None:
     exec(prepared, {})
+    gc.collect()
+    gc.freeze()  # forks neither look for garbage among it, nor copy its pages for that
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none of them is waited for
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)
@@ -188,7 +194,7 @@ def serve(name: str, prepared: str) -> None:
     with client:
         files = socket.recv_fds(client, 1, 3)[1]
         with client.makefile("rb") as lines:
-            (module, *arguments), folder, environment = json.loads(lines.readline())
+            (module, *arguments), folder, environment = ast.literal_eval(lines.readline().decode())
         if worker := os.fork():
             for number in files:
                 os.close(number)
