@@ -136,7 +136,7 @@ golden: $(VENV)/.dev
 # One release of torch: pip takes a build for CPUs where the machine keeps one, else gigabytes of CUDA on Linux.
 $(TRAIN)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(TRAIN)
-	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest pytest-timeout hypothesis
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest hypothesis
 	touch $@
 
 # llama-cpp-python's server, for benchmarks/serving.py: the packages of its extra, beside those of $(VENV), for which
