@@ -27,6 +27,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 import pytest
 from fork_server import fork_servers, read_calmly, two_cores
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from objects import OBJECTS, share_objects
 from quick_code import QUICK, shorten_kernels
 from shared import FOLDER  # noqa: F401  (which workers inherit)
@@ -58,6 +59,8 @@ settings.register_profile(
 )
 settings.register_profile("all", settings.get_profile("test"), max_examples=10 * EXAMPLES)
 settings.load_profile("test")
+if os.environ[QUICK] == "1":  # constants of our modules, which a twentieth of values are, take two seconds to collect
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def exhaustive(*values: Any, id: str | None = None) -> Any:
