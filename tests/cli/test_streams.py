@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,8 +205,21 @@ def test_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseExce
 
 
 @pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("early", [0, 2])
 @BOTH
-def test_interrupt_that_is_lost_all_same_comes_again(number: signal.Signals, error: type[BaseException]) -> None:
+def test_interrupt_that_is_lost_all_same_comes_again(
+    number: signal.Signals, error: type[BaseException], early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it comes too early, on a loaded machine: before the function has ended that has it sent again."""
+    start, too_early = threading.Timer.start, iter(range(early))
+
+    def started(self: threading.Timer) -> None:
+        if next(too_early, None) is None:
+            start(self)
+        else:
+            self.function(*self.args)
+
+    monkeypatch.setattr(threading.Timer, "start", started)
     with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
         time.sleep(60)

@@ -54,10 +54,16 @@ def _come_again(lost: sys.UnraisableHookArgs) -> None:
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    from threading import Timer
-
     number = signal.SIGTERM if isinstance(lost.exc_value, Terminated) else signal.SIGINT
-    Timer(_AGAIN_S, _send, (number,)).start()
+    pause = _AGAIN_S
+    while True:
+        try:
+            from threading import Timer
+
+            Timer(pause, _send, (number,)).start()
+            return
+        except KeyboardInterrupt:  # it has come before this function's end, as on a loaded machine, and would be lost
+            pause *= 4
 
 
 def _send(number: int) -> None:
