@@ -27,7 +27,7 @@ REFUSED = [
     ("profile MODEL --power 5W", "--power holds the long run only: add its length, such as --sustained 5m"),
     ("profile MODEL --power 5 --sustained 5m --on web:x", "--power cannot be held in a page"),
     ("profile MODEL --power much --sustained 5m", "'much' is not understood"),
-    ("profile --read r.json --on kit:x", "--read measures nothing: leave MODEL and --on out"),
+    ("profile --read r.json --quick", "--read measures nothing: leave MODEL and the options of measuring out"),
     ("profile MODEL --device pixel-9", "--device goes with --on kit:DIR"),
     ("profile MODEL --on pi", "--on pi is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"),
     ("profile MODEL --on web:", "--on web: is unknown"),

@@ -114,8 +114,8 @@ def of(
 
     writers = [_writer(path) for path in output or []]
     if read is not None:
-        if model is not None or on is not None:
-            raise InputError("--read measures nothing: leave MODEL and --on out")
+        if o.stated(context, but=("read", "output", "json", "quiet")):
+            raise InputError("--read measures nothing: leave MODEL and the options of measuring out")
         _show(_read(read), writers, json=json, quiet=quiet)
         return
     if model is None:
