@@ -59,6 +59,7 @@ REFUSED = [
     ("compile --catalog --kv-dtype int8 -o TMP/x", "leave MODEL and its options out"),
     ("convert MODEL TMP/x --to coreml --max-kv-size 0 --dry-run", "--max-kv-size must be from 8 to"),
     ("convert MODEL TMP/x.gguf --embedding-type q8_0", "--embedding-type goes with a --type"),
+    ("convert MODEL TMP/x.gguf --type q4_0 --target-size 80MiB", "--target-size mixes types as they are measured"),
     (f"quantize MODEL TMP/x.gguf q8_0 --calibration-tokens {10**20}", "is not in the range"),
     ("convert MODEL TMP/x.gguf --type q4_0 --calibration MODEL", "is no text: it has NUL bytes"),
     (f"{KV} --policies h3o", "unknown KV policy 'h3o'"),

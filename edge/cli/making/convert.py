@@ -141,14 +141,16 @@ def convert(
         _convert_addition(Path(source), base, target, type, force=force, json=json)
         return
     onnx_method = method if method in ONNX_METHODS else None
-    mixes = target_size is not None or target_kl is not None
+    mixing = "--target-size" if target_size is not None else "--target-kl" if target_kl is not None else ""
     stated = {"--group-size": group_size != _GROUP, "--embedding-type": embedding_type, "--table-type": table_type}
-    if type is None and mixes:
+    if type is not None and mixing:
+        raise InputError(f"{mixing} mixes types as they are measured: leave --type {type} out")
+    if mixing:
         type = "q4_0"  # for tensors that cannot be mixed
     if type is None and (other := next((flag for flag, value in stated.items() if value), None)):
         raise InputError(f"{other} goes with a --type, such as q4_0")
     if method is None and type is not None:
-        method = "best" if calibration else "importance" if mixes else "rtn"
+        method = "best" if calibration else "importance" if mixing else "rtn"
     to, sizes = c.find_format(to, target), (max_kv_size, prefill_step_size)
     coreml = to == "coreml"
     wanted = c.Conversion(
