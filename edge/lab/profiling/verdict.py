@@ -1,8 +1,8 @@
 """The verdict: the limit of this device in one sentence, and commands to try, concluded by the rules below.
 
 The first rule that applies decides: weights that do not stay in memory, heat, a cache smaller than requested, an engine
-that is not built for speed; then memory bandwidth or arithmetic, if decode comes near a measured ceiling; then CPU time
-of other processes, and threads that wait for each other. The rest counts as overhead.
+that is not built for speed; then CPU time of other processes, which disturb ceilings, too; then memory bandwidth or
+arithmetic, if decode comes near a measured ceiling; then threads that wait for each other. The rest counts as overhead.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _Found = tuple[Limit, str, list[tuple[str, str]]]
 
 
 def _first(found: Evidence) -> _Found:
-    for rule in (_streaming, _heat, _memory, _oracle, _ceilings, _neighbours, _waiting):
+    for rule in (_streaming, _heat, _memory, _oracle, _neighbours, _ceilings, _waiting):
         if answer := rule(found):
             return answer
     return _nothing(found)

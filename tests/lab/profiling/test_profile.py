@@ -56,6 +56,7 @@ def commands(**found: Any) -> list[str]:
         ({"streamed": True, **HOT}, "streaming"),
         ({"waited": 0.5}, "overhead"),
         ({"unsteady": 3.0}, "other programs"),
+        ({"bandwidth": 0.61, "others": 0.89}, "other programs"),
         ({"bandwidth": None, "compute": None, "bytes_per_s": None}, "unknown"),
         ({}, "overhead"),
         # odd ones
