@@ -163,7 +163,7 @@ def probe(
 
     from edge.cli.targets import own_isa
     from edge.devices.integer_products import missing
-    from edge.devices.load import DISTURBED, others_from_now
+    from edge.devices.load import others_from_now
     from edge.devices.output import check_writable
     from edge.devices.profiles import HOST, add_profile
     from edge.devices.profiles.file import write_profile
@@ -197,8 +197,7 @@ def probe(
     if no_gpu:
         print(f"\nthe GPU's bandwidth is unknown: {no_gpu}")
     print(f"\nsaved as {output}")
-    if others is not None and others > DISTURBED:
-        note(f"Other programs took {others:.0%} of the cores' time, so it can do more: measure again without them.")
+    _note_others(others)
 
 
 @devices.command()
@@ -222,7 +221,7 @@ def add(
     if len(words) > 2:
         raise InputError(f"edge devices add takes a FILE, or a NAME and a FILE, not {len(words)} words")
     file = Path(words[-1])
-    profile, left_out = (read_profile(file), "") if len(words) == 1 else _of_result(words[0], file)
+    profile, left_out, others = (read_profile(file), "", None) if len(words) == 1 else _of_result(words[0], file)
     if profile.name == HOST:
         raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
     check_processor(profile)
@@ -230,12 +229,13 @@ def add(
     path = add_profile(profile)
     if json:
         more = {"path": str(path), "hides_edges_own": comes_with_edge(profile.name), "left_out": left_out}
-        print_json(_as_json(profile) | more)
+        print_json(_as_json(profile) | more | {"others": others})
         return
     figures = f"{len(profile.figures)} figure{'' if len(profile.figures) == 1 else 's'}"
     print(f"{profile.name}: {profile.description}, {figures}, saved as {path}{known}")
     if left_out:
         note(f"{left_out}: measure again with --sustained 10m")
+    _note_others(others)
     if slow := [each for each in profile.speeds if each.throttles]:
         print("It throttles, so plans and searches rank by the end of long runs (measured):")
         print(*(f"{each.label} with --threads {each.threads}: {_long_run(each)}" for each in slow), sep="\n")
@@ -243,8 +243,15 @@ def add(
         print(f"It goes before the {profile.name} that comes with edge: to have that back, delete this file")
 
 
-def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str]:
-    """The profile, and what of the result it leaves out, and why."""
+def _note_others(others: float | None) -> None:
+    from edge.devices.load import DISTURBED
+
+    if others is not None and others >= DISTURBED:
+        note(f"Other programs took {others:.0%} of the cores' time, so it can do more: measure again without them.")
+
+
+def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str, float | None]:
+    """The profile; what of the result it leaves out, and why; the share of the cores that other programs took."""
     from edge.devices.profiles import find_profile, own_folder
     from edge.errors import InputError
     from edge.lab.profiling.kit.device import device_of, long_run_of, with_earlier
@@ -255,7 +262,7 @@ def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str]:
     if (own_folder() / f"{name}.toml").exists():
         with suppress(InputError):  # a damaged one is replaced
             made = with_earlier(made, find_profile(name))
-    return made, left_out
+    return made, left_out, result.others
 
 
 @devices.command()

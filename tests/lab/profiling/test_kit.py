@@ -217,15 +217,18 @@ def test_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
 
 def test_kit_result_becomes_a_device_for_plans(tmp_path: Path) -> None:
     """Speeds that were measured are predicted as they were; of other models, the ceilings that were measured tell."""
-    (tmp_path / "result.json").write_bytes(result_text())
+    found = replace(result(), others=0.89)
+    (tmp_path / "result.json").write_text(json.dumps(json.loads(result_text()) | {"others": 0.89}))
     own = {"EDGE_DEVICES": str(tmp_path / "devices")}
     done = edge("devices", "add", "my-board", str(tmp_path / "result.json"), **own)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("my-board: ")
-    found = result()
+    assert "Other programs took 89% of the cores' time" in done.stderr
     kept = read_device(tmp_path / "devices" / "my-board.toml")
     assert kept == device_of(found, "my-board")
-    assert kept.measured_by == f"a kit of edge {found.kit.versions['edge']}, {found.date[:10]}"
+    assert kept.measured_by == (
+        f"a kit of edge {found.kit.versions['edge']}, {found.date[:10]}, while other programs took 89% of the cores"
+    )
     assert {each.source for each in kept.figures.values() if each.kind == "measured"} == {kept.measured_by}
     assert kept.value("read_bandwidth") == round(found.ceilings.read)
     shown = edge("devices", "show", "my-board", **own).stdout

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import astuple, replace
 
 from edge.devices.host import flags_of, notable
+from edge.devices.load import DISTURBED
 from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
@@ -29,6 +30,8 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         raise InputError("a page's speeds are those of WebAssembly in its browser: measure the device with a kit")
     kit, ceilings = result.kit, result.ceilings
     source = f"a kit of edge {kit.versions.get('edge', '?')}, {result.date[:10]}"
+    if result.others is not None and result.others >= DISTURBED:
+        source += f", while other programs took {result.others:.0%} of the cores"
     base = find_model(result.device_name)
     if base is None and kit.device != HOST:
         with suppress(InputError):
