@@ -102,6 +102,8 @@ def test_failing_kit_names_the_cause(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1, b"edge-profile: model.edge is empty: copy it again",
     )  # fmt: skip
+    done = subprocess.run([folder / PROGRAM, "--help"], capture_output=True, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([kit_for(sustained=0.5) / PROGRAM], stdout=subprocess.PIPE, stderr=writer, timeout=240)

@@ -413,6 +413,10 @@ static const char *beside(const char *name) /* the program's path, or that of a 
 
 int main(int count, char **words)
 {
+    if (count > 2 || (count > 1 && words[1][0] == '-')) {
+        fprintf(stderr, "edge-profile takes no options: ./edge-profile [MODEL] > result.json\n");
+        return 2;
+    }
     double began = now();
     expect_all(LOAD_S + SPEED_S + CURVE_S + THREADS_S + SUSTAINED_S + TRIM_S + CEILINGS_S);
     setvbuf(stderr, NULL, _IOLBF, 0);
