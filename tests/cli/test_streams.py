@@ -163,9 +163,9 @@ def test_long_steps_leave_lines_in_logs(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("edge.cli.terminal.show.monotonic", lambda: now[0])
     monkeypatch.setattr("edge.cli.terminal.show.SILENT_S", SILENT_S)
     update = ProgressLine(enabled=True).step("planning models")
-    for now[0] in range(0, 60, 10):
-        update(now[0], 60)
-    assert capsys.readouterr().err == "planning models: 33%\nplanning models: 67%\n"
+    for now[0] in range(0, 55, 10):
+        update(now[0], 50)
+    assert capsys.readouterr().err == "planning models: 40%\nplanning models: 80%\nplanning models: 100%\n"
 
 
 # Interrupts

@@ -59,12 +59,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 class ProgressLine:
     """A transient bar on stderr for one long step at a time. Where stderr is no terminal, such as a log, long steps
-    leave a line every SILENT_S."""
+    leave a line every SILENT_S, and one at their end."""
 
     def __init__(self, enabled: bool) -> None:
         self._bar: Any = None
         self._drawn = False
-        self._lines, self._said_at = enabled, monotonic()
+        self._lines, self._said_at, self._unended = enabled, monotonic(), ""  # the step of the last line
         if enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -79,7 +79,7 @@ class ProgressLine:
 
         def update(done: float, total: float) -> None:
             if self._bar is None:
-                self._say(f"{label}: {done / total:.0%}" if total else label)
+                self._say(label, done, total)
                 return
             if self._task is None:
                 self._drawn = True
@@ -100,10 +100,11 @@ class ProgressLine:
                 self._task = self._bar.add_task(label, total=None)
             self._bar.update(self._task, description=label)
 
-    def _say(self, line: str) -> None:
-        if self._lines and monotonic() - self._said_at >= SILENT_S:
-            self._said_at = monotonic()
-            note(line)
+    def _say(self, label: str, done: float, total: float) -> None:
+        ends = done >= total > 0
+        if self._lines and (monotonic() - self._said_at >= SILENT_S or (ends and label == self._unended)):
+            self._said_at, self._unended = monotonic(), "" if ends else label
+            note(f"{label}: {done / total:.0%}" if total else label)
 
     def clear(self) -> None:
         """Remove the bar from the screen, so that text can be printed."""
