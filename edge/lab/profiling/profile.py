@@ -332,6 +332,10 @@ class Roofs:
             return None
         return self.int8_ops if self.int8_ops and engine.integers > 0.5 else self.f32_flops
 
+    def lacks_int8(self, engine: EngineProfile) -> bool:
+        """Whether an engine that multiplies most weights as integers is measured against the ceiling of float32."""
+        return not self.int8_ops and engine.integers > 0.5 and not engine.on_gpu
+
 
 @dataclass(frozen=True)
 class ModelFacts:

@@ -221,19 +221,26 @@ def roofline_table(profile: Profile) -> Table:
     roofs, rows = profile.roofs, []
     for engine in profile.engines:
         for phase in (engine.decode, engine.prefill):
+            computes = percent(phase.flops_per_s, roofs.computing(engine) if roofs else None)
             rows.append([
                 engine.engine, PHASE_WORDS[phase.name], per_s(phase.bytes_per_s, "GB/s"),
                 percent(phase.bytes_per_s, roofs.reading(engine) if roofs else None),
                 per_s(phase.flops_per_s, "GFLOP/s"),
-                percent(phase.flops_per_s, roofs.computing(engine) if roofs else None),
+                f"{computes} of float32" if roofs and roofs.lacks_int8(engine) else computes,
                 NONE if phase.intensity is None else rate(phase.intensity),
             ])  # fmt: skip
     headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
     notes = ["What a pass must read and compute is counted, its time measured."]
     if roofs is None:
         return Table(headings, rows, notes, ["The ceilings of this device could not be measured."], left=2)
+    remarks = list[str]()
     if roofs.int8_ops is None:
-        int8 = "int8 products unknown, so engines that multiply bytes may exceed float32's"
+        int8 = "int8 products unknown"
+        if bytewise := [each.engine for each in profile.engines if roofs.lacks_int8(each)]:
+            remarks.append(
+                f"{' and '.join(bytewise)} may exceed the ceiling of float32: most products are of int8, whose ceiling "
+                "was not measured."
+            )
     else:
         below = [each.engine for each in profile.engines if roofs.computing(each) == roofs.int8_ops]
         of = f", the ceiling of {' and '.join(below)}" if below else ""
@@ -244,7 +251,7 @@ def roofline_table(profile: Profile) -> Table:
         f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products, {int8}. More than 100 %: caches hold some "
         f"of the bytes.{gpu}"
     )
-    return Table(headings, rows, notes, left=2)
+    return Table(headings, rows, notes, remarks, left=2)
 
 
 def _kinds(profile: Profile) -> list[Table]:

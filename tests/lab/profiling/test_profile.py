@@ -124,6 +124,12 @@ def test_engine_on_gpu_is_measured_against_gpu() -> None:
     assert [row[3] for row in roofline_table(unknown).rows if row[1] == "answer"] == [NONE, "80%"]
 
 
+def test_int8_against_float32_says_so() -> None:
+    table = roofline_table(make_profile(engines=[make_engine(integers=0.9)], roofs=Roofs(2e10, 1e11, None, 2)))
+    assert all(row[5].endswith("% of float32") for row in table.rows)
+    assert table.remarks[0].startswith("cpu may exceed the ceiling of float32")
+
+
 # What the memory was for
 
 
