@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,8 @@ def test_front_holds_and_reports_name_commands(here: Here) -> None:
     page, text, data = (render(kind, search_report(found), search_json(found)) for kind in (".html", ".md", ".json"))
     assert [each["command"] for each in json.loads(data)["points"]] == [each.command for each in found.points]
     assert page.count('class="mark"') == 3 * len(found.points)
-    assert all(point.command in text for point in found.points)
+    assert all(f"`{point.command}`" in text for point in found.points)
+    assert all(f"<code>{escape(point.command)}</code>" in page.partition("Command lines")[2] for point in found.points)
 
 
 def test_kv_dtype_losses_serve_plans(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

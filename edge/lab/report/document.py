@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A section; omitted if it has no charts, tables, remarks and facts."""
+    """A section; omitted if it is empty."""
 
     title: str
     tables: Sequence[Table] = ()
@@ -47,6 +47,7 @@ class Section:
     charts: Sequence[Chart | None] = ()
     captions: Sequence[str] = ()  # of the charts
     facts: Sequence[tuple[str, str]] = ()
+    commands: Sequence[tuple[str, str]] = ()  # what each is for, and the command
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ def markdown(report: Report) -> str:
     parts += [f"**{escaped(each)}**" for each in report.sentences]
     parts.append("\n".join(f"- {escaped(f'{what}: {figure} ({known})')}" for what, figure, known in report.figures))
     if report.advice:
-        parts += ["## What to try", "\n".join(f"- {escaped(why)}: {_code(command)}" for why, command in report.advice)]
+        parts += ["## What to try", _commands(report.advice)]
     for section in report.sections:
-        if section.title and (section.tables or section.remarks or section.facts):
+        if section.title and (section.tables or section.remarks or section.facts or section.commands):
             parts.append(f"## {escaped(section.title)}")
-        parts += [_bullets(section.remarks), _bullets([f"{what}: {said}" for what, said in section.facts])]
+        parts += [_commands(section.commands), _bullets(section.remarks)]
+        parts += [_bullets([f"{what}: {said}" for what, said in section.facts])]
         for each in section.tables:
             rows = [[escaped(cell) for cell in row] for row in each.rows]
             parts += [f"### {escaped(each.title)}" if each.title else ""]
@@ -96,6 +98,8 @@ def terminal(report: Report, width: int | None = None) -> str:
     for section in report.sections:
         for each in section.tables:
             parts += [table(each.headings, each.rows, each.left, width), "\n".join([*each.remarks, *each.notes])]
+        if section.commands:
+            parts.append("\n".join(f"{what}: {command}" for what, command in section.commands))
         if section.remarks:
             parts.append(
                 "\n".join([f"{section.title.lower()}:", *(f"- {' '.join(each.split())}" for each in section.remarks)])
@@ -157,6 +161,10 @@ def escaped(text: str) -> str:
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {escaped(each)}" for each in lines)
+
+
+def _commands(commands: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- {escaped(why)}: {_code(command)}" for why, command in commands)
 
 
 def _code(text: str) -> str:

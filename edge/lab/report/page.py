@@ -21,10 +21,9 @@ def render(kind: str, report: Report, data: Mapping[str, Any]) -> str:
 def page(report: Report) -> str:
     """The report as an HTML page. Escapes all texts."""
     about = f'<p class="on">{escape(report.about)}</p>\n' if report.about else ""
-    tips = "".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>\n" for why, command in report.advice)
     parts = [_verdict(report), _figures(report), _notes([report.note] if report.note else ())]
     parts += [
-        _section("What to try", f'<ul class="advice">\n{tips}</ul>' if tips else ""),
+        _section("What to try", _commands(report.advice)),
         *map(_body, report.sections),
     ]
     body = "\n".join(filter(None, parts))
@@ -70,7 +69,13 @@ def _body(section: Section) -> str:
     facts = "".join(f"<dt>{escape(what)}</dt><dd>{escape(said)}</dd>\n" for what, said in section.facts)
     notes = _notes([*(section.captions if drawn else ()), *section.remarks])
     tables = "".join(map(_table, section.tables))
-    return _section(section.title, f"{drawn}{notes}{f'<dl>{facts}</dl>' if facts else ''}{tables}")
+    shown = [drawn, notes, f"<dl>{facts}</dl>" if facts else "", tables, _commands(section.commands)]
+    return _section(section.title, "".join(shown))
+
+
+def _commands(commands: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>\n" for why, command in commands)
+    return f'<ul class="advice">\n{items}</ul>' if items else ""
 
 
 def _section(title: str, body: str) -> str:

@@ -26,7 +26,7 @@ def search_report(found: Found) -> Report:
     tries: dict[int, list[str]] = {}
     for pick in picks:
         tries.setdefault(pick.number, []).append(pick.best_at)
-    commands = [[str(number), each.command] for number, each in enumerate(points, start=1)]
+    commands = [(str(number), each.command) for number, each in enumerate(points, start=1)]
     return Report(
         kind="search",
         name=f"{models} on {found.device}",
@@ -41,7 +41,7 @@ def search_report(found: Found) -> Report:
         advice=[(f"{number}: {', '.join(best).lower()}", points[number - 1].command) for number, best in tries.items()],
         sections=[
             Section("The front", [_table(found)], charts=_charts(points), captions=["Colours tell weight types."]),
-            Section("Command lines", [Table(["", "command"], commands, left=2)]),
+            Section("Command lines", commands=commands),
             Section(
                 "Not searched", remarks=[f"{count} of weights × KV caches: {reason}" for reason, count in found.refused]
             ),
