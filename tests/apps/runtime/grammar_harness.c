@@ -120,6 +120,12 @@ uint32_t harness_next(uint8_t *bytes)
     return count;
 }
 
+/* Goes on with a byte that may follow. */
+void harness_follow(uint32_t byte)
+{
+    now = step((uint8_t)byte);
+}
+
 uint32_t harness_logits(float *logits)
 {
     return mask_logits(made.mask, logits);

@@ -6,6 +6,7 @@ import ctypes
 import json
 import random
 import re
+from copy import copy
 from ctypes import byref, c_int32, c_size_t
 from functools import lru_cache
 from itertools import islice
@@ -124,13 +125,14 @@ class Harness:
     def draw(self, chance: random.Random, most: int = 60) -> bytes | None:
         """A text that is accepted, byte by byte; None if none came within so many bytes."""
         text, room = b"", (ctypes.c_uint8 * 256)()
+        self.matched(text)
         for _ in range(most):
-            self.matched(text)
             ended, follows = self.library.harness_accepts(), self.library.harness_next(room)
             if ended and (not follows or chance.random() < 0.4):
                 return text
             likely = [each for each in room[:follows] if each < 0x80 or chance.random() < 0.3]
             text += bytes([chance.choice(likely or room[:follows])])
+            self.library.harness_follow(text[-1])
         return text if self.accepts(text) else None
 
     def mask(self) -> AnyArray:
@@ -144,9 +146,21 @@ def harness() -> Harness:
     return Harness()
 
 
+@lru_cache(1)
+def compiled(grammar: Grammar) -> Matcher:
+    return Matcher(grammar, harness().tokenizer)
+
+
+def matcher_of(grammar: Grammar) -> Matcher:
+    """A matcher at the beginning of an answer. A grammar is compiled once for all its texts."""
+    matcher = copy(compiled(grammar))
+    matcher._matcher = matcher._matcher.deep_copy()
+    return matcher
+
+
 def judge(grammar: Grammar, text: bytes) -> bool:
     """Whether llguidance accepts a text, token by token."""
-    matcher = Matcher(grammar, harness().tokenizer)
+    matcher = matcher_of(grammar)
     for token in harness().tokenizer.encode(text.decode(), start=False).tolist():
         logits = np.zeros(harness().tokenizer.size, np.float32)
         matcher.mask(logits)
@@ -163,7 +177,7 @@ def is_alike(c: Harness, grammar: Grammar, text: bytes) -> bool:
 
 
 def drawn_by_llguidance(grammar: Grammar, chance: random.Random) -> bytes | None:
-    matcher, text = Matcher(grammar, harness().tokenizer), b""
+    matcher, text = matcher_of(grammar), b""
     for _ in range(80):
         if matcher.complete and (matcher.ended or chance.random() < 0.4):
             return text
