@@ -148,7 +148,8 @@ class Remote:
     def _send(self, array: AnyArray) -> Any:
         import tvm
 
-        return tvm.runtime.tensor(np.ascontiguousarray(array), self._device)
+        words = array.view(np.uint16) if array.dtype == np.float16 else array  # as kernels declare them
+        return tvm.runtime.tensor(np.ascontiguousarray(words), self._device)
 
 
 class _Candidate:
