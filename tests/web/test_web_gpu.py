@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from browser import WEBGPU, Page
 from bundles import model_of
-from conftest import NEEDS_WASM, chromium, exhaustive, on_gpu
+from conftest import NEEDS_WASM, chromium, on_gpu
 from lora_files import write_adapter
 from quick_code import QUICK
 from test_web_package import CHANGED, at, expected, run, visit
@@ -177,7 +177,7 @@ def adapted_site(tmp_path: Path) -> tuple[Path, list[Path]]:
     return folder, loras
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen35", "int8"), exhaustive(NAME, "int4")])
+@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen35", "int8"), (NAME, "int4")])
 def test_fixed_state_goes_with_turns_and_to_the_module(page: Page, name: str, kv_dtype: str) -> None:
     """The module changes the state between turns. The device is lost in an answer, before evictions. Rows in 8 bits, or
     4, go to the module and come back, as those in 16 of other tests."""
@@ -259,21 +259,23 @@ def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str |
 
 
 @pytest.mark.exhaustive
-def test_later_visit_uses_an_earlier_race(page: Page) -> None:
-    """Where the CPU was faster, the GPU's weights are not loaded again; another adapter is raced."""
+def test_later_visit_uses_an_earlier_race(page: Page, tmp_path: Path) -> None:
+    """Where the CPU was faster, the GPU's weights are not loaded again; another adapter is raced. What was measured
+    with a LoRA adapter says nothing of later visits."""
     slow = HARDWARE + (
         "const map = GPUBuffer.prototype.mapAsync; GPUBuffer.prototype.mapAsync = async function (...all) "
         "{ await new Promise((done) => setTimeout(done, 300)); return map.apply(this, all); };"
     )
     other = "Object.defineProperty(GPUAdapterInfo.prototype, 'vendor', { value: 'another' });"
-    with served(site_of(NAME, "simd", gpu=True)) as (url, sent):
+    with served(adapted_site(tmp_path)[0]) as (url, sent):
         at(page, url)
         found = []
-        for change in (slow, slow, slow + other):
+        for change, file in ((slow, "'0.edge'"), (slow, "null"), (slow, "null"), (slow + other, "null")):
             before = len(sent.paths)
             reason = run(page, f"""
               const change = {change!r}; {WATCHED}
               const session = await Edge.open('./');
+              await session.setAdapter({file});
               for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
                 {ask(24)};
                 await session.rewind();
@@ -290,10 +292,11 @@ def test_later_visit_uses_an_earlier_race(page: Page) -> None:
               return engineReason;
             """)  # fmt: skip
             found.append((reason, any(path.endswith("model.gpu") for path in sent.paths[before:])))
-    (first, loaded), (second, again), (third, anew) = found
+    (adapted, _), (first, loaded), (second, again), (third, anew) = found
     assert re.fullmatch(r"the CPU is faster: [\d.]+ ms a token, the GPU [\d.]+ \(measured\)", first)
     assert second == first.replace("measured", "measured on an earlier visit")
     assert third.endswith(" (measured)")
+    assert adapted.endswith(" (measured)")
     assert (loaded, again, anew) == (True, False, True)
 
 
@@ -365,3 +368,19 @@ def test_models_answer_as_on_the_gpu_engine(page: Page, name: str, options: dict
     assert modules[2] == ours[2]
     same = 50 if name == "gpt-oss" else len(answer)
     assert modules[0][:same] == answer[:same]
+
+
+@pytest.mark.exhaustive
+def test_table_of_embeddings_stays_in_storage(page: Page) -> None:
+    """Two sessions read it there at once. Without storage, there is an error."""
+    options = MODELS["gemma4"]
+    folder = site_of("gemma4", "simd", gpu=True, **options)
+    found = visit(page, folder, f"""
+      const sessions = [await Edge.open('./', {{ engine: 'cpu' }}), await Edge.open('./', {{ engine: 'cpu' }})];
+      return Promise.all(sessions.map(async (session) => {ask(8)}));
+    """)  # fmt: skip
+    assert found == [expected("abc", 8, "gemma4", **options)] * 2
+    change = "navigator.storage.getDirectory = () => Promise.reject(new Error('none'));"
+    refused = visit(page, folder, f"const change = {change!r}; {WATCHED} await Edge.open('./');")
+    assert refused["code"] == "no-memory"
+    assert "no room to store the model" in refused["message"]
