@@ -211,6 +211,12 @@ def test_xtc_is_llama_cpps(seed: int, threshold: float) -> None:
     assert set(np.flatnonzero(xtc(softmax(logits.astype(np.float64)), threshold)).tolist()) == set(expected)
 
 
+def test_xtc_leaves_no_forbidden_token_alone() -> None:
+    """Whose probability reaches a threshold of 0, too."""
+    forbidden = softmax(np.array([2.0, -np.inf, 1.0, 0.5]))
+    assert xtc(forbidden, 0.0).tolist() == [False, True, False, True]
+
+
 @pytest.mark.parametrize("value", ["28", "a=1", "1=b", "-1=2", "1=nan", {1: float("inf")}, 3])
 def test_invalid_biases_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match="bias takes"):

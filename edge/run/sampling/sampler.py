@@ -261,8 +261,8 @@ def min_p(probabilities: AnyArray, p: float) -> int:
 
 def xtc(probabilities: AnyArray, threshold: float) -> npt.NDArray[np.bool_]:
     """The tokens to keep, bool [n]: excludes all tokens of at least the threshold's probability except the least likely
-    of them ("Exclude Top Choices", text-generation-webui #6335)."""
-    excluded: npt.NDArray[np.bool_] = probabilities >= threshold
+    of them ("Exclude Top Choices", text-generation-webui #6335). Forbidden tokens, of probability 0, do not count."""
+    excluded: npt.NDArray[np.bool_] = (probabilities >= threshold) & (probabilities > 0)
     likely = np.flatnonzero(excluded)
     if likely.size:
         excluded[likely[probabilities[likely].argmin()]] = False

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import examples
 from ctypes_bundle import _Error as Error
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runtime_library import load_runtime
 
@@ -122,6 +122,7 @@ def random_logits(kind: str, vocab: int, chance: np.random.Generator) -> FloatAr
 
 @settings(max_examples=examples(100), deadline=None)
 @given(params=PARAMS, vocab=VOCABS, kinds=KINDS, seed=st.integers(0, 2**32), bans=st.integers(0, 2))
+@example(SamplingParams(1.0, 0, 1.0, 0.0, xtc_probability=1.0, xtc_threshold=0.0, seed=0), 3, ["normal", "odd"], 46, 0)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_tokens_are_those_of_the_python_sampler(
     params: SamplingParams, vocab: int, kinds: list[str], seed: int, bans: int

@@ -218,7 +218,8 @@ static uint32_t cut_tokens(sampler *s, const float *logits, int32_t likeliest)
 }
 
 /* XTC ("Exclude Top Choices", text-generation-webui #6335): drops the tokens whose probability reaches the threshold but for
- * the least likely of them, as often as its probability says. Returns the number of s->tokens that stay. */
+ * the least likely of them, as often as its probability says. Forbidden tokens, of probability 0, are none of them. Returns
+ * the number of s->tokens that stay. */
 static uint32_t exclude_top(sampler *s, const float *logits, uint32_t count, int32_t likeliest)
 {
     const double threshold = s->params.xtc_threshold;
@@ -227,10 +228,10 @@ static uint32_t exclude_top(sampler *s, const float *logits, uint32_t count, int
     softmax(logits, s->tokens, count, logits[likeliest], 1, s->powers);
     uint32_t least = count, kept = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (s->powers[i] >= threshold && (least == count || s->powers[i] < s->powers[least]))
+        if (s->powers[i] > 0 && s->powers[i] >= threshold && (least == count || s->powers[i] < s->powers[least]))
             least = i;
     for (uint32_t i = 0; i < count; i++)
-        if (s->powers[i] < threshold || i == least)
+        if (s->powers[i] <= 0 || s->powers[i] < threshold || i == least)
             s->tokens[kept++] = s->tokens[i];
     return kept;
 }
