@@ -18,7 +18,7 @@ from edge.model.structure.spec import format_count
 
 
 def profile_report(profile: Profile) -> Report:
-    first, contexts = profile.engines[0], _contexts(profile)
+    first, contexts, roofline = profile.engines[0], _contexts(profile), roofline_table(profile)
     sources = " and ".join(dict.fromkeys(each.energy.certainty for each in profile.engines))
     sections = [
         Section(
@@ -35,7 +35,7 @@ def profile_report(profile: Profile) -> Report:
             _operator_remarks(profile), [charts.operator_chart(each) for each in profile.engines],
         ),
         Section(
-            "Against this device’s ceilings", [roofline_table(profile), *_kinds(profile)], (),
+            "Against this device’s ceilings", [replace(roofline, remarks=()), *_kinds(profile)], roofline.remarks,
             [charts.roofline_chart(profile)],
         ),
         Section("Memory over time", [_memory(profile)], (), [charts.memory_chart(each) for each in profile.engines]),
