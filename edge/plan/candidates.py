@@ -1,7 +1,8 @@
 """Configurations of an engine that meet the user's options, from the best to the most frugal.
 
 Configurations first give up long prefill chunks, then KV rows (down to 1,024, unless the run is known to need them),
-then repacked weights, then the rest of the rows, and last, where the engine can stream, resident weights. But rows that
+then repacked weights, then the rest of the rows, and last, where the engine can stream, resident weights. A few percent
+of the rows go before chunks that make prompts slow: such chunks save little more memory. But rows that
 a run is known to need come before resident weights: without such a row answers change, without the weights they take
 longer. `plan.py` compares the two where both are possible.
 
@@ -21,6 +22,8 @@ from edge.plan.resolved import Resolved
 
 EVICTED_SHARE = 8  # an eviction frees 1/8 of a full cache, so that evictions, which cost time, are rare
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
+_SHORT = 32  # prompts take a fifth longer than with 512, with 16 half (SmolLM2 on a Raspberry Pi 5, estimated)
+_FEW = 8  # at most 1/8 of the rows go to keep a chunk from being short
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
 _STREAMED_SHARE = 4  # a chunk may evict 1/4 of the rows where every chunk reads streamed weights again
 _PROMPT_SHARE = 8  # assumed prompt tokens per answer token, at least: few answers reach their limit
@@ -101,11 +104,27 @@ def read_again(run: Resolved, chunk: int, streamed: int) -> float:
 def _sizes(
     run: Resolved, base: EngineConfig, least: int, longest: int, share: int = EVICTED_SHARE
 ) -> Iterator[EngineConfig]:
-    """Configurations with decreasing rows and, for each, decreasing prefill chunks."""
+    """Configurations with decreasing rows and, for each, decreasing prefill chunks; slightly fewer rows stand for short
+    chunks if that saves as much, and the run is not known to need them."""
+
+    def sized(rows: int) -> list[EngineConfig]:
+        return [
+            replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
+            for chunk in _chunks(run, rows, longest, share)
+        ]
+
+    def nbytes(config: EngineConfig) -> int:
+        need = run.footprint(config)
+        return need.kv + need.scratch
+
     rows = base.capacity
     while True:
-        for chunk in _chunks(run, rows, longest, share):
-            yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
+        found, fewer = sized(rows), rows - SMALLEST_ROWS
+        if fewer >= max(least, rows - rows // _FEW) and not run.options.expected_tokens and found[-1].chunk <= _SHORT:
+            spared = [each for each in sized(fewer) if each.chunk > _SHORT]
+            if spared and nbytes(spared[-1]) <= nbytes(found[-1]):
+                found = [each for each in found if each.chunk > _SHORT] + spared
+        yield from found
         if rows <= least:
             return
         rows = max(least, min(rows - SMALLEST_ROWS, int(rows * 0.9) // SMALLEST_ROWS * SMALLEST_ROWS))

@@ -133,6 +133,16 @@ def test_more_memory_never_gives_fewer_rows(request: Options, one: int, other: i
         assert less.config.capacity <= more.config.capacity
 
 
+def test_few_rows_go_before_chunks_are_short() -> None:
+    """But not rows that the run is known to need."""
+    budgets = range(230 * MIB, 270 * MIB, MIB)
+    pressed = [made for memory in budgets if (made := native_plan(Options(), memory)).config.capacity < CONTEXT]
+    assert pressed
+    assert min(each.config.chunk for each in pressed) >= 64
+    known = [native_plan(Options(expected_tokens=4096), memory).config for memory in budgets]
+    assert any(each.capacity == 4096 and each.chunk < 64 for each in known)
+
+
 @pytest.mark.parametrize(
     ("expected", "rows"), [(1, 256), (256, 256), (257, 512), (3000, 3072), (CONTEXT, CONTEXT), (10 * CONTEXT, CONTEXT)]
 )
