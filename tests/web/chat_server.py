@@ -120,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not failed:
             timings = {"predicted_per_second": 24.5}
             self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "timings": timings})
-            cost = {"joules": 3.25, "budget": None, "memory": {"peak": 142 * MIB, "budget": self.script.budget}}
+            memory = {"peak": 142 * MIB, "budget": self.script.budget}
+            cost = {"joules": 3.25, "energy": {"certainty": "estimated"}, "budget": None, "memory": memory}
             self._event({"choices": [], "usage": {"completion_tokens": len(deltas), "edge": cost}})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -88,12 +88,12 @@ def test_answer_is_shown_as_it_comes(page: Page, server: tuple[str, Script]) -> 
     until(page, ANSWERED)
     assert page.value(f"{ANSWER}.innerHTML") == "<p>Hello <strong>you</strong></p>"
     assert page.value("document.getElementById('live').textContent") == "Hello you"
-    assert page.value("document.querySelector('.figures').textContent") == "2 tokens · 25 tokens/s · 3.3 J"
+    assert page.value("document.querySelector('.figures').textContent") == "2 tokens · 25 tokens/s · 3.3 J, estimated"
     script.told.set()  # memory when the answer began, which comes too late to be shown
     until(page, "performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/props')).length === 2")
-    names = ("speed", "joules", "memory")
+    names = ("speed", "joules", "certainty", "memory")
     meters = [page.value(f"document.getElementById('{each}').textContent") for each in names]
-    assert meters == ["25", "3.3 of 40.0", "142 of 256"]
+    assert meters == ["25", "3.3 of 40.0", ", estimated", "142 of 256"]
     assert script.asked == [{
         "model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True,
         "stream_options": {"include_usage": True},
@@ -410,8 +410,13 @@ def test_edge_serve_speaks_as_the_page_expects(page: Page) -> None:
     flags = ["--backend", "reference", "--max-kv-size", "128", "--threads", "1", "--api-key", "a secret"]
     with serving(str(GOLDEN / "llama-gqa-tied.gguf"), "--memory", "1GiB", *flags) as address:
         show(page, f"{address}/", 1280)
-        for said in ("wrong", "a secret"):
+        until(page, "document.getElementById('key').open")
+        press(page, "Escape")
+        until(page, "document.getElementById('status').textContent === 'This server needs its key Try again'")
+        page.value("document.querySelector('#status button').click()")
+        for said, wrong in (("wrong", ""), ("a secret", "That key is wrong.")):
             until(page, "document.getElementById('key').open && document.getElementById('key-text').value === ''")
+            assert page.value("document.getElementById('key-wrong').textContent") == wrong
             page.ask("Input.insertText", text=said)
             press(page, "Enter", text="\r")
         until(page, f"{READY} && document.getElementById('memory').textContent.endsWith(' of 1024')")

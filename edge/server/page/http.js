@@ -5,12 +5,12 @@ import { joulesText } from "./chat/chat.js";
 
 const KEY = "edge key"; // of the API, in this tab's storage
 
-/** @type {() => Promise<string | null>} asks the user for a key */
+/** @type {(wrong: boolean) => Promise<string | null>} asks the user for a key; wrong: the last one was */
 let askForKey = async () => null;
 /** @type {Promise<string | null> | null} */
 let asking = null;
 
-/** @param {() => Promise<string | null>} ask */
+/** @param {(wrong: boolean) => Promise<string | null>} ask */
 export function onKeyNeeded(ask) {
   askForKey = ask;
 }
@@ -26,12 +26,13 @@ export async function call(path, options = {}) {
   });
   if (response.ok) return response;
   if (response.status === 401) {
-    asking ??= askForKey().finally(() => (asking = null));
+    asking ??= askForKey(key !== null).finally(() => (asking = null));
     const given = await asking;
     if (given) {
       sessionStorage.setItem(KEY, given);
       return call(path, options);
     }
+    throw new Error("this server needs its key");
   }
   const told = await response.json().catch(() => null);
   const wait = response.headers.get("Retry-After");
@@ -95,6 +96,11 @@ export async function* answer(turns, signal, model, settings, meter) {
   yield { figures: figures(usage, timings), note: ending(reason, usage) };
 }
 
+/** How the server knows its joules, behind them. @param {any} cost */
+export function certaintyOf(cost) {
+  return cost.energy ? `, ${cost.energy.certainty}` : "";
+}
+
 /** @param {string} reason @param {any} usage */
 function ending(reason, usage) {
   const budget = usage?.edge?.budget;
@@ -110,7 +116,7 @@ function figures(usage, timings) {
   return [
     usage && `${usage.completion_tokens} token${usage.completion_tokens === 1 ? "" : "s"}`,
     speed && `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`,
-    joules !== undefined && `${joulesText(joules)} J`,
+    joules !== undefined && `${joulesText(joules)} J${certaintyOf(usage.edge)}`,
   ].filter(Boolean).join(" · ");
 }
 

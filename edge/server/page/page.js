@@ -1,7 +1,7 @@
 /** The chat page of `edge serve`: conversations with its models, kept in this browser. */
 import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { element, icon, iconButton } from "./chat/dom.js";
-import { answer, call, onKeyNeeded, transcribe } from "./http.js";
+import { answer, call, certaintyOf, onKeyNeeded, transcribe } from "./http.js";
 import { makeMicrophone } from "./microphone.js";
 import { forgetChat, keepChat, keepLast, keepSettings, readChat, readChats, readLast, readSettings, titleOf } from "./store.js";
 
@@ -116,6 +116,7 @@ function meter({ speed, usage }) {
   const cost = usage?.edge;
   if (!cost) return;
   bar("joules", cost.joules, joulesText, Number(chosen.energy) || budget);
+  find("certainty").textContent = certaintyOf(cost);
   if (!cost.memory) return;
   peaks++;
   memory(cost.memory.peak, cost.memory.budget);
@@ -169,8 +170,9 @@ function checkTools(event) {
   }
 }
 
-/** The key that the server wants; null if there is none. @returns {Promise<string | null>} */
-async function askForKey() {
+/** The key that the server wants; null if there is none. @param {boolean} wrong @returns {Promise<string | null>} */
+async function askForKey(wrong) {
+  find("key-wrong").textContent = wrong ? "That key is wrong." : "";
   find("key-text").value = "";
   return (await closed(find("key"))) === "save" ? find("key-text").value.trim() || null : null;
 }
