@@ -222,7 +222,8 @@ def _read_all(
             except (InputError, MissingExtraError, OSError) as error:
                 if path in named and not isinstance(error, OSError):
                     raise
-                unread.append((path, str(error).removeprefix(f"{path} ")))
+                system = error.strerror if isinstance(error, OSError) else None
+                unread.append((path, f"cannot be read ({system})" if system else str(error).removeprefix(f"{path} ")))
             else:
                 store.put(path, state, document, split(document, count, most))
                 added, changed = added + (before is None), changed + (before is not None)

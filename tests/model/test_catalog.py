@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,6 +78,10 @@ def test_names_and_paths_that_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "models").mkdir()
     with pytest.raises(InputError, match="no such model file: models/nope"):
         find_model("models/nope")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+        with pytest.raises(InputError, match=r"m\.gguf cannot be read \(Permission denied\)"):
+            find_model("models/m.gguf")
     for each in ("config.json", "edge.json", "m.gguf"):
         (tmp_path / each).touch()
     assert find_model(tmp_path / "m.gguf") == tmp_path / "m.gguf"

@@ -88,13 +88,17 @@ def find_local(name: str | Path) -> Path | None:
     """Like `find_model`, but None for a model that is not here and may be on the Hub."""
     check_path("model", name, "a path or a name")
     if not str(name):
-        raise InputError(f"the name of the model is empty: installed are {', '.join(PACKAGED)}")
+        raise InputError(f"the name of the model is empty: known names are {', '.join(PACKAGED)}")
     path = Path(name)
     try:
         if said := _misplaced(path):
             raise UnsupportedError(said)
-        if path.exists():
-            return path
+        os.stat(path)
+        return path
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it may be a name
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
     except (OSError, ValueError):  # no file can have such a name
         raise InputError(f"MODEL is no file name: {str(name)[:40]!r} …") from None
     packaged = PACKAGED.get(str(name).lower())
