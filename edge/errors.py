@@ -85,6 +85,11 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 2, at_least: float
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
+def several(number: int, what: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 class EdgeError(Exception):
     """The base of all errors that edge raises on purpose. `exit_code` is the CLI's exit status."""
 
@@ -166,10 +171,11 @@ class OutputError(EdgeError):
 
 
 class BudgetError(EdgeError):
-    """The stated budget cannot be met. `smallest`: the smallest sufficient memory budget in bytes, if known."""
+    """The stated budget cannot be met. `smallest`: the smallest sufficient memory budget in bytes, if known. `param`:
+    the budget, if a request stated it."""
 
     exit_code = 3
 
-    def __init__(self, message: str, smallest: int | None = None) -> None:
+    def __init__(self, message: str, smallest: int | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.smallest = smallest
+        self.smallest, self.param = smallest, param

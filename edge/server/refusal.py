@@ -89,7 +89,9 @@ def refusal_of(error: Exception) -> RefusedError:
         return error
     message = " ".join(str(error).split())
     if isinstance(error, BudgetError):
-        return RefusedError(422, message, code="budget_exceeded")
+        field = f"edge.{error.param}" if error.param else None
+        said = message.replace(f"--{error.param} ", f"{field} ") if field else message
+        return RefusedError(422, said, code="budget_exceeded", param=field)
     if isinstance(error, InputError):
         return RefusedError(400, message, code="invalid_value", param=error.param)
     if isinstance(error, UnsupportedError | MissingExtraError):

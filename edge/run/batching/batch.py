@@ -400,7 +400,7 @@ class Batch:
         run = ticket.run
         if ticket.loop is None:
             run.free()
-            ticket.tell(error or _never_began(run))
+            ticket.tell(error or _never_began(ticket, run))
             return
         ticket.loop.close()
         if error is not None:
@@ -413,7 +413,8 @@ class Batch:
         self._ledger.read(anew=True)
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
-            error = BudgetError(why_unanswered(ticket.report, self._options, self._loaded))
+            why = why_unanswered(ticket.report, self._options, self._loaded)
+            error = BudgetError(why, param=_stated(ticket, ticket.report.stop_reason))
         if len(self._slots.all) == 1:
             self._loaded.reclaimer.run = None
             self._observe(run, ticket.report)
@@ -421,7 +422,14 @@ class Batch:
         ticket.tell(error or ticket.report)
 
 
-def _never_began(run: Generation) -> Exception:
+def _stated(ticket: Ticket, budget: str) -> str | None:
+    """A budget that ended an answer, if its request stated it."""
+    asked = ticket.request
+    return budget if {"time": asked.time, "energy": asked.energy}.get(budget) is not None else None
+
+
+def _never_began(ticket: Ticket, run: Generation) -> Exception:
     if run.watch.spent() == "time":
-        return BudgetError(f"--time {run.request.time:g}s was over before its turn came")
+        why = f"--time {run.request.time:g}s was over before its turn came"
+        return BudgetError(why, param=_stated(ticket, "time"))
     return InterruptedError("the generation was ended before it began")
