@@ -258,11 +258,12 @@ class Generation:
         return not decoded or self.held + self.thinking.held <= _MOST_HELD * decoded
 
     def timings(self, load_s: float) -> Timings:
+        chosen = self.generated - self.tokens.forced  # one alone, and what its grammar adds, have no speed
         return Timings(
             load_s=load_s,
             ttft_s=_span(self.started, self.first_token_at),
             prefill_tok_s=_rate(self.ran, self.restored_at, self.ran_at),
-            decode_tok_s=_rate(self.generated - 1, self.first_token_at, self.last_token_at),
+            decode_tok_s=_rate(self.generated - 1 if chosen > 1 else 0, self.first_token_at, self.last_token_at),
             paused_s=self.watch.paused,
             total_s=time.perf_counter() - self.started,
             before_s=self.request.time_spent,
