@@ -78,7 +78,9 @@ def remove_model(
     if not yes and model.place != "package":
         if not sys.stdin.isatty():
             raise InputError(f"{model.name} is removed only with --yes: there is no terminal to ask")
-        typer.confirm(f"Remove {model.name} ({format_bytes(model.bytes)})?", abort=True, err=True)
+        if not typer.confirm(f"Remove {model.name} ({format_bytes(model.bytes)})?", err=True):
+            note("nothing was removed")
+            return
     removed = remove(model)
     if json:
         files = [str(path) for path in removed.files]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from functools import partial
 
 from edge.budget import parse_bytes, parse_seconds
 from edge.errors import InputError
 from edge.flags import SERVER, flags_of, option
 from edge.records import dataclass
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ class Settings:
             )
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() for key in self.api_key or ()):
             raise InputError("--api-key must have 8 characters or more, of ASCII")
+        for origin in self.cors or ():
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise InputError(f"--cors {origin[:80]!r}: write it like http://localhost:3000, as browsers do, or *")
 
     @property
     def shares(self) -> bool:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from test_cli import edge_here
@@ -174,9 +176,13 @@ def test_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
     assert not model.path.exists()
 
 
-def test_command_asks_before_it_removes() -> None:
+def test_command_asks_before_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = edge_here("models", "rm", f"{NAME}:Q4_0")
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.cli.models.sys", SimpleNamespace(stdin=Mock(isatty=lambda: True)))
+        kept = edge_here("models", "rm", f"{NAME}:Q4_0", stdin="n\n")
+    assert (kept.returncode, kept.stderr.endswith("nothing was removed\n")) == (0, True)
     assert f"{NAME}:Q4_0" in listed()
     done = edge_here("models", "rm", f"{NAME}:Q4_0", "--yes", "--json")
     assert json.loads(done.stdout)["bytes"] > 0

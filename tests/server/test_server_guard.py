@@ -36,6 +36,9 @@ def test_other_addresses_need_key() -> None:
         assert not Settings.parse(host=host, api_key=KEYS).loopback
     with pytest.raises(InputError, match="8 characters"):
         Settings.parse(api_key=["short"])
+    for origin in ("foo", "http://localhost:3000/", "http://", ""):
+        with pytest.raises(InputError, match=r"--cors .*: write it like http://localhost:3000"):
+            Settings.parse(cors=[origin])
 
 
 def test_only_requests_with_key_are_answered() -> None:
