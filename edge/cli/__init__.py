@@ -105,7 +105,8 @@ def _code_of(error: Exception) -> int:
         command = context.command_path.removeprefix(context.find_root().command_path).removesuffix(" of")
     else:  # click's parser of options has none
         command = f" {sys.argv[1]}" if is_command(sys.argv[1]) else ""
-    return _fail(error, 2, f"{usage().rstrip('.')} (see edge{command} --help)")
+    said = usage().rstrip(".").replace("Recognized values: , ", "Recognized values: ")  # click's first one is empty
+    return _fail(error, 2, f"{said} (see edge{command} --help)")
 
 
 def _leave(code: int) -> None:

@@ -177,11 +177,14 @@ def answer_prompt(
                     if output.json:
                         print_json(session.report.to_dict())
                     else:
-                        print(flush=True)
+                        answered = not session.report.unanswered
+                        if answered:
+                            print(flush=True)
                         if not output.quiet:
                             from edge.lab.report.run import report_line, report_lines
 
-                            note("\n".join(["", *(report_lines if output.verbose else report_line)(session.report)]))
+                            told = (report_lines if output.verbose else report_line)(session.report)
+                            note("\n".join(["", *told] if answered else told))
             if session.terminated:
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":

@@ -234,7 +234,9 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
         head = file.read(4)
         if not head.startswith(_OF_SNDFILE) and not (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
             raise InputError(f"{name} is no sound that can be read: {_FORMATS}") from None
-        raise MissingExtraError(f"the reader of sounds ({name} is no WAV of PCM)", "sounds") from None
+        raise MissingExtraError(
+            f"{name} is no WAV of PCM, and soundfile, which reads other sounds,", "sounds"
+        ) from None
     except OSError as error:  # the library itself
         raise InputError(f"libsndfile cannot be loaded ({error}): edge reads WAV of PCM without it") from None
     ends = _ends(file)

@@ -166,7 +166,7 @@ def test_environment_twins_work_and_flags_win() -> None:
 
 @pytest.mark.parametrize(("args", "code", "says"), [
     (["run", "nope.gguf", "-p", "x"], 2, "no such model file"), (["run", ".", "-p", "x"], 2, "is a folder"),
-    (["run", __file__, "-p", "x"], 2, "not a GGUF file"), (["run", "", "-p", "x"], 2, "the name of the model is empty"),
+    (["run", __file__, "-p", "x"], 2, "not a GGUF file"), (["run", "", "-p", "x"], 2, "empty: known names are"),
     (["run", MODEL, "-f", str(GOLDEN / "llama-llama3.gguf")], 2, "is no text: it has NUL bytes"),
     (["run", MODEL, "-p", "x", "-n", "99999999999999999999"], 2, "--max-tokens must be at most"),
     (["run", MODEL, "-p", "x", "--json-schema", __file__], 2, "test_cli.py: the JSON schema is not JSON"),
@@ -174,6 +174,7 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", "x", "--memory", "lots"], 2, "write it like 256MiB"),
     (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
     (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
+    (["run", TINY, "x", "-q", "--backend", "reference", "--energy", "0.001mJ"], 3, "mJ is spent"),
     (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
     (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
     (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
@@ -216,6 +217,7 @@ def test_bad_input_gets_one_line_and_exit_code(args: list[str], code: int, says:
 def test_bad_variable_is_named(variable: str, value: str) -> None:
     said = edge_here("run", MODEL, "-p", "x", **{variable: value}).stderr
     assert variable in said
+    assert ": ," not in said
     assert "--" not in said.replace("(see edge run --help)", "")
     flag = f"--{variable[5:].lower().replace('_', '-')}"
     if variable != "EDGE_QUIET":
@@ -233,7 +235,7 @@ def test_missing_extra_is_named_for_what_needs_it(tmp_path: Path, monkeypatch: p
         said = edge_here("run", MODEL, "-p", "x", "--image", str(path)).stderr
         assert says in said
         assert "Pillow" not in said
-    for path, says in ((text, "a.txt is no sound"), (sound, "edge-runtime[sounds]")):
+    for path, says in ((text, "a.txt is no sound"), (sound, "a.flac is no WAV of PCM, and soundfile, which")):
         assert says in edge_here("run", MODEL, "-p", "x", "--audio", str(path)).stderr
 
 

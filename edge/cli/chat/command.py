@@ -225,7 +225,8 @@ def _answer(
     if json:
         print_json(report.to_dict())
     else:
-        print(flush=True)
+        if unanswered is None:
+            print(flush=True)
         if report.stop_reason == "interrupted":
             note("(interrupted)" if report.tokens.generated else "(interrupted: the question was taken back)")
     if unanswered is not None:
