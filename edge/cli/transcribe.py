@@ -281,6 +281,7 @@ def _finish(
 ) -> None:  # fmt: skip
     """Write the file and the report. Raises IncompleteError, ShortMemoryError for a transcript that a budget cut."""
     from edge.devices.output import write_whole
+    from edge.errors import several
     from edge.lab.report.speech import speech_line, speech_lines
     from edge.run.speech.report import check_whole
     from edge.run.speech.segments import Writer
@@ -301,7 +302,7 @@ def _finish(
         print_json({"file": file, **told})
     elif not quiet:
         if target is not None and whole:
-            note(f"{target} ({heard.place.count} segments)")
+            note(f"{target} ({several(heard.place.count, 'segment')})")
         note("\n".join((speech_lines if verbose else speech_line)(report)))
         if heard.cut:
             note(f"({file} is cut off: it ends before its header or its last page says)")

@@ -10,7 +10,7 @@ from edge.backends.counts import ExpertCounts
 from edge.budget import format_bytes, format_joules
 from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
-from edge.errors import MEMORY_SHORT, IncompleteError, ShortMemoryError
+from edge.errors import MEMORY_SHORT, IncompleteError, ShortMemoryError, several
 from edge.options import Options
 from edge.run.budgets.governor import FIRST_TIMED
 from edge.run.budgets.meters import Watch
@@ -113,7 +113,8 @@ def why_unanswered(report: RunReport, options: Options, loaded: Loaded | None = 
     if tokens.cut:
         return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
     if report.thoughts is not None:
-        return f"stopped after {report.thoughts.tokens} tokens of thoughts: no answer (--think N limits them); {why}"
+        thoughts = several(report.thoughts.tokens, "token")
+        return f"stopped after {thoughts} of thoughts: no answer (--think N limits them); {why}"
     return f"stopped before the first token of the answer; {why}"
 
 
@@ -132,7 +133,7 @@ def check_complete(report: RunReport | None, answer: str = "") -> None:
         "power": "--power cannot be held: state more",
         "thermal": "--max-temp cannot be held: state more",
     }.get(reason, f"it was {reason}")
-    message = f"the answer is incomplete after {count} tokens, and does not match its grammar; {why}"
+    message = f"the answer is incomplete after {several(count, 'token')}, and does not match its grammar; {why}"
     raise IncompleteError(message, reason, answer)
 
 
@@ -140,7 +141,7 @@ def check_memory(report: RunReport | None) -> None:
     """Raise ShortMemoryError for an answer that was cut since memory is short."""
     if report is not None and report.stop_reason == "memory":
         count = report.tokens.generated
-        raise ShortMemoryError(f"the answer is cut after {count} tokens: {why_short(report)}")
+        raise ShortMemoryError(f"the answer is cut after {several(count, 'token')}: {why_short(report)}")
 
 
 def why_short(report: RunReport) -> str:

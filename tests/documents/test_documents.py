@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from test_cli import edge, edge_here
 
 import edge as package
 from edge.converters.convert import Conversion, convert
-from edge.documents import nearest
+from edge.documents import indexing, nearest
 from edge.documents.encoder import MINILM, load_encoder, open_encoder
 from edge.documents.indexing import index, remove
 from edge.documents.reading import READERS, read_document
@@ -155,7 +156,7 @@ def test_passages_end_with_sentences_and_lose_no_word() -> None:
     assert "".join(each.text + " " for each in parts).split() == ["word"] * 999
 
 
-def test_files_that_change_or_leave(folder: Path) -> None:
+def test_files_that_change_or_leave(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = list[str]()
     first = index("own", folder, encoder=ENCODER, on_progress=lambda step, *_: steps.append(step), **ON)  # type: ignore[arg-type]
     assert (first.files, first.added, first.passages, first.embedded) == (3, 3, 3, 3)
@@ -172,9 +173,21 @@ def test_files_that_change_or_leave(folder: Path) -> None:
     (folder / "nul.txt").write_bytes(b"a\0b")
     (folder / ".hidden.txt").write_text("hidden")
     (folder / "image.png").write_text("no text")
+    (folder / "secret.txt").write_text("secret")
+    content_of = indexing._bytes_of
+
+    def refuse(path: str, *more: Any) -> bytes:
+        if path.endswith("secret.txt"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return content_of(path, *more)
+
+    monkeypatch.setattr(indexing, "_bytes_of", refuse)
     changed = index("own", **ON)  # type: ignore[arg-type]
     assert (changed.added, changed.changed, changed.removed, changed.files) == (0, 1, 1, 2)
-    assert changed.unread == ((str(folder / "nul.txt"), "is no text: it has NUL bytes"),)
+    assert changed.unread == (
+        (str(folder / "nul.txt"), "is no text: it has NUL bytes"),
+        (str(folder / "secret.txt"), "cannot be read (Permission denied)"),
+    )
     with Store("own") as store:
         assert by_words(store, "namespace") == []
         assert by_words(store, "blue") == []
@@ -421,6 +434,7 @@ def test_minilm_finds_meaning_without_words(tmp_path: Path, monkeypatch: pytest.
             assert (Path(best.passage.file).name, best.words) == (name, None)
     with Store("own") as store:
         assert store.encoder == MINILM
+    assert len(json.loads(edge_here("embed", MINILM, "hi", "-q").stdout)) == 384
 
 
 def test_another_encoder_embeds_anew(folder: Path, tmp_path: Path) -> None:

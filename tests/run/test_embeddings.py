@@ -82,7 +82,7 @@ def test_embed_on_command_line(tmp_path: Path) -> None:
         assert two == pytest.approx(session.embed("two", pooling="last").tolist(), abs=1e-5)
     done = edge(*command, "--max-kv-size", "64", "one " * 90, " ")
     assert "(1 of the texts had more than 64 tokens: streaming evicted rows)" in done.stderr
-    assert "(1 vectors of 64 numbers; 1 blank texts were left out)" in done.stderr
+    assert "(1 vector of 64 numbers; 1 blank text left out)" in done.stderr
 
 
 # Encoders

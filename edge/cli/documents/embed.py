@@ -50,21 +50,20 @@ def embed(
     """
     from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.prompts import lines_of
-    from edge.errors import InputError
-    from edge.model.structure.spec import check_embeds
+    from edge.documents.encoder import MINILM, open_encoder
+    from edge.errors import InputError, several
     from edge.run.sequences.embedding import check_pooling
     from edge.run.starting.loading import load
-    from edge.run.starting.opening import open_model
 
     pooled = check_pooling(pooling)
     given = [*(texts or ()), *(lines_of(file) if file or not texts else ())]
     lines = [line for line in given if line.strip()]
     if not lines:
         raise InputError("there is no text: name some, or -f FILE")
-    with progress(enabled=not quiet) as shown:
-        fetch_missing(model, options, shown, quiet=quiet)
-    opened = open_model(model)
-    check_embeds(opened.spec)
+    if model.lower() != MINILM:
+        with progress(enabled=not quiet) as shown:
+            fetch_missing(model, options, shown, quiet=quiet)
+    opened = open_encoder(model, options)
     with load(opened, options) as session:
         rows, long = session.engine.kv.capacity, 0
         for start in range(0, len(lines), _AT_ONCE):
@@ -76,8 +75,8 @@ def embed(
             ):
                 print_json(vector.tolist())
         if not quiet:
-            blank = f"; {len(given) - len(lines)} blank texts were left out" if len(given) > len(lines) else ""
-            note(f"({len(lines)} vectors of {dimensions or opened.tail.size} numbers{blank})")
+            blank = f"; {several(left, 'blank text')} left out" if (left := len(given) - len(lines)) else ""
+            note(f"({several(len(lines), 'vector')} of {dimensions or opened.tail.size} numbers{blank})")
             if long:
                 done = "their ends were left out" if truncate else f"{session.plan.kv_policy} evicted rows"
                 note(f"({long} of the texts had more than {rows} tokens: {done})")

@@ -11,6 +11,7 @@ import typer
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.terminal.show import note, print_json, printable, progress, table
+from edge.errors import several
 from edge.options import Options
 
 
@@ -59,7 +60,7 @@ def index(
             print_json({"name": name, "removed": removed or True, "files": files, "passages": passages})
         else:
             what = f"{', '.join(map(printable, removed))} removed" if removed else "deleted"
-            print(f"{name}: {what}, with {_several(files, 'file')} and {_several(passages, 'passage')}")
+            print(f"{name}: {what}, with {several(files, 'file')} and {several(passages, 'passage')}")
         return
     try:
         with progress(enabled=not quiet) as shown:
@@ -82,8 +83,8 @@ def index(
     changes = [f"{count} {what}" for count, what in
                ((done.added, "new"), (done.changed, "changed"), (done.removed, "gone")) if count]  # fmt: skip
     print(
-        f"{name}: {_several(done.files, 'file')} ({', '.join(changes) or 'unchanged'}), "
-        f"{_several(done.passages, 'passage')}, "
+        f"{name}: {several(done.files, 'file')} ({', '.join(changes) or 'unchanged'}), "
+        f"{several(done.passages, 'passage')}, "
         f"{done.embedded:,} embedded by {done.encoder} in {done.seconds:.1f} s, {format_bytes(done.bytes)}"
     )
     if not done.passages:
@@ -129,8 +130,4 @@ def _list(*, json: bool) -> None:
 
 def waiting_line(name: str, waiting: int) -> str:
     """What an index lacks that was interrupted."""
-    return f"(not embedded yet: {_several(waiting, 'passage')} of {name}: edge index {name} goes on)"
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"(not embedded yet: {several(waiting, 'passage')} of {name}: edge index {name} goes on)"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge.backends.base import Engine
-from edge.errors import InputError
+from edge.errors import InputError, several
 from edge.lab.quality.journal import Journal, are_numbers
 from edge.lab.quality.material import checksum_of
 from edge.lab.quality.perplexity import Advance, Perplexity
@@ -83,7 +83,8 @@ class Windows:
     @property
     def words(self) -> str:
         """The settings in words."""
-        return f"in {'the second half of ' if self.second_half else ''}{len(self)} windows of {self.context} tokens"
+        half = "the second half of " if self.second_half else ""
+        return f"in {half}{several(len(self), 'window')} of {self.context} tokens"
 
     def _window(self, number: int) -> IntArray:
         return self.tokens[number * self.context : (number + 1) * self.context]

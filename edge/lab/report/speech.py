@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge.budget import format_bytes, format_joules
+from edge.errors import several
 from edge.run.speech.report import SpeechReport
 from edge.run.speech.segments import clock_of
 
@@ -28,9 +29,9 @@ def speech_lines(report: SpeechReport) -> list[str]:
     sure = "" if report.certainty is None else f" ({report.certainty:.0%})"
     return [
         *speech_line(report),
-        f"language {report.language or 'none'}{sure} · {_count(report.segments, 'segment')} in "
-        f"{_count(report.windows, 'window')} · {_count(report.tokens, 'token')} "
-        f"· {_count(report.again, 'window')} decoded again · {sound.silent_s:.1f} s of silence",
+        f"language {report.language or 'none'}{sure} · {several(report.segments, 'segment')} in "
+        f"{several(report.windows, 'window')} · {several(report.tokens, 'token')} "
+        f"· {several(report.again, 'window')} decoded again · {sound.silent_s:.1f} s of silence",
         f"load {timings.load_s:.2f} s · work {timings.total_s - timings.waited_s - timings.paused_s:.2f} s · waited "
         f"for the sound {timings.waited_s:.2f} s · paused {timings.paused_s:.2f} s",
         f"memory peak {format_bytes(memory.peak_rss)} (measured) · interpreter {format_bytes(memory.interpreter)} + "
@@ -39,7 +40,3 @@ def speech_lines(report: SpeechReport) -> list[str]:
         f"energy {format_joules(energy.joules)} at {energy.watts:.2g} W ({energy.certainty}: {energy.source}, the "
         f"whole {energy.scope})",
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
