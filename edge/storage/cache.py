@@ -272,17 +272,17 @@ def _tidy(limit: int, keep: Path) -> None:
 
 
 def _looks_tidy(folder: Path, limit: int) -> bool:
-    """Whether a quick look finds at most `limit` bytes and only pairs of a file and its record. Reading all records
-    would take a quarter of a second for a thousand."""
-    total = 0
+    """Whether a quick look finds at most `limit` bytes and only pairs of a file and its record, but for what is younger
+    than a day, which may still become one. Reading all records would take a quarter of a second for a thousand."""
+    total, old = 0, time.time() - _DAY
     for kind in ENTRY_KINDS:
         with contextlib.suppress(OSError), os.scandir(folder / kind) as listed:
-            found = (each for each in listed if not each.name.endswith(".lock"))
-            sizes = {each.name: each.stat(follow_symlinks=False).st_size for each in found}
-            alone = (name for name in sizes if not name.endswith(".ok") and f"{name}.ok" not in sizes)
-            if any(alone) or any(name.endswith(".ok") and name[:-3] not in sizes for name in sizes):
+            files = (each for each in listed if not each.name.endswith(".lock"))
+            found = {each.name: each.stat(follow_symlinks=False) for each in files}
+            alone = (name for name in found if (name[:-3] if name.endswith(".ok") else f"{name}.ok") not in found)
+            if any(found[name].st_mtime <= old for name in alone):
                 return False
-            total += sum(sizes.values())
+            total += sum(each.st_size for each in found.values())
     return total <= limit
 
 

@@ -220,6 +220,13 @@ def test_leftovers_of_killed_processes_are_removed(folder: Path) -> None:
     assert files(folder) == sorted([ours.name, f"{KEY}.bin", f"{KEY}.bin.ok", "notes.txt"])
 
 
+def test_young_leftovers_are_not_looked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    (folder / "weights" / f"{OTHER}.bin.ok").touch()  # of a file that is not there, as of a process that was killed
+    monkeypatch.delattr("edge.storage.cache._sweep")
+    make(THIRD)
+
+
 def test_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make(KEY), make(OTHER)
     age(record_of(first), 300)
