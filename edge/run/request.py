@@ -165,6 +165,10 @@ class Request:
         time = options.time if self.time is None else self.time
         return replace(self, time=time, energy=options.energy if self.energy is None else self.energy)
 
+    def stated(self, budget: str) -> str | None:
+        """A budget that ended the answer, if the request itself, before `within`, states it."""
+        return budget if {"time": self.time, "energy": self.energy}.get(budget) is not None else None
+
     def limits(self, options: Options, started: float) -> RunLimits:
         """The limits of a generation that began at `started`, in seconds on `time.perf_counter`."""
         return RunLimits(

@@ -131,11 +131,12 @@ def test_prompt_that_agrees_with_earlier_one_is_reused(client: TestClient) -> No
 
 
 def test_budget_of_request_ends_it(client: TestClient) -> None:
-    body = {"messages": HELLO, "edge": {"energy": "0.001mJ"}}
-    response = client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 422
-    error = error_of(response)
-    assert ("edge.energy 0.001 mJ is spent" in error["message"], error["param"]) == (True, "edge.energy")
+    for more in ({}, {"vote": 2}):
+        body = {"messages": HELLO, "edge": {"energy": "0.001mJ", **more}}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 422
+        error = error_of(response)
+        assert ("edge.energy 0.001 mJ is spent" in error["message"], error["param"]) == (True, "edge.energy")
     response = client.post("/v1/chat/completions", json={"messages": HELLO}, headers={"Edge-Energy": "0.001mJ"})
     assert response.status_code == 422
     found = chat(client, edge={"energy": "1000J", "time": 60})

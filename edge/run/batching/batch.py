@@ -414,7 +414,7 @@ class Batch:
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
             why = why_unanswered(ticket.report, self._options, self._loaded)
-            error = BudgetError(why, param=_stated(ticket, ticket.report.stop_reason))
+            error = BudgetError(why, param=ticket.request.stated(ticket.report.stop_reason))
         if len(self._slots.all) == 1:
             self._loaded.reclaimer.run = None
             self._observe(run, ticket.report)
@@ -422,14 +422,8 @@ class Batch:
         ticket.tell(error or ticket.report)
 
 
-def _stated(ticket: Ticket, budget: str) -> str | None:
-    """A budget that ended an answer, if its request stated it."""
-    asked = ticket.request
-    return budget if {"time": asked.time, "energy": asked.energy}.get(budget) is not None else None
-
-
 def _never_began(ticket: Ticket, run: Generation) -> Exception:
     if run.watch.spent() == "time":
         why = f"--time {run.request.time:g}s was over before its turn came"
-        return BudgetError(why, param=_stated(ticket, "time"))
+        return BudgetError(why, param=ticket.request.stated("time"))
     return InterruptedError("the generation was ended before it began")

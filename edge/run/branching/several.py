@@ -58,7 +58,7 @@ class Spent:
 
     def __init__(self, session: Answering, request: Request) -> None:
         """Takes the session's budgets where the request states none."""
-        self.session, self.request = session, request.within(session.options)
+        self.session, self.asked, self.request = session, request, request.within(session.options)
         self.sequences = session.plan.config.sequences
         self._started = time.perf_counter()
         self.reports, self.uses = list[RunReport](), list[BranchUse]()

@@ -77,7 +77,8 @@ def vote(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
         session.report = spent.report("vote", texts[chosen], replace(report, tokens=tokens, seed=sampling.seed))
         if failed and not texts[chosen]:
             if isinstance(failed, BudgetError):  # of one answer, by its part of the budget
-                raise BudgetError(why_unanswered(session.report, session.options)) from None
+                why, budget = why_unanswered(session.report, session.options), session.report.stop_reason
+                raise BudgetError(why, param=spent.asked.stated(budget)) from None
             raise failed
         if hooks.thought:
             for thought in thoughts[chosen]:
