@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import field, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
@@ -26,6 +27,17 @@ from edge.sampling import SamplingParams
 def flag(*names: str, help: str, group: str | None = None, **more: Any) -> Any:
     """A typer option of one command."""
     return typer.Option(*names, help=help, rich_help_panel=group, **more)
+
+
+def output(help: str) -> Any:
+    """The option of what a command writes, which is no empty text."""
+    return flag("-o", "--output", help=help, metavar="PATH", parser=_path)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise InputError("-o must be a path, not ''")
+    return Path(text)
 
 
 def _typer_option(shown: Flag) -> Any:

@@ -186,6 +186,7 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "x", "--stop", ""], 2, "--stop must be text that is not empty"),
     (["run", MODEL, "-p", ""], 2, "the prompt is empty"), (["run", MODEL, "-p", " \n"], 2, "blanks alone"),
     (["run", MODEL, "x", "--prompt-cache", __file__], 2, "test_cli.py is a file: name a folder"),
+    *(([each, MODEL, "-o", ""], 2, "-o must be a path, not") for each in ("export", "compile")),
     (["run", MODEL], 2, "stdin is empty"), (["run"], 2, "MODEL"),
     *((["run", MODEL, "-p", "x", each, ""], 2, f"{each} must be a path, not ''")
       for each in ("--prefix", "--chat-template", "--prompt-cache")),

@@ -13,7 +13,7 @@ from edge.cli.terminal.show import note, print_json, progress, table
 def compile(
     model: o.OptionalModelArgument = None,
     *,
-    output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
+    output: Annotated[Path, o.output("The folder to make.")],
     device: Annotated[str | None, o.flag("--device", help="The device's name (edge devices list), or host.")] = None,
     gpu: Annotated[
         str | None, o.flag("--gpu", help="Instead: kernels for any GPU, in wgsl, opencl, metal or cuda.")

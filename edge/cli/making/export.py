@@ -14,7 +14,7 @@ from edge.options import Options
 @o.command
 def export(
     model: o.ModelArgument,
-    output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
+    output: Annotated[Path, o.output("The folder to make.")],
     device: Annotated[
         str, o.flag("--device", help="The device to export for, by its name in edge devices list (default: this one).")
     ] = "host",

@@ -17,7 +17,7 @@ def export_adapter(
     model: o.ModelArgument,
     lora: Annotated[str, typer.Argument(help="The adapter in GGUF, FILE or FILE:SCALE.", show_default=False)],
     bundle: Annotated[Path, o.flag("--for", help="What edge export made of the model, with --lora-rank.")],
-    output: Annotated[Path, o.flag("-o", "--output", help="The file to write.")],
+    output: Annotated[Path, o.output("The file to write.")],
     force: Annotated[bool, o.flag("--force", help="Replace an older file.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
