@@ -171,7 +171,7 @@ def test_answers_end_where_they_do_token_by_token(pair: Pair, how: str, at: int,
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tokenizer, "end_ids", frozenset({ids[at]} if how == "eos" else ()))
             stop = b"".join(map(tokenizer.piece, ids[at : at + 3])).decode(errors="replace") if how == "stop" else ""
-            stream = session.stream(prompt, stop=stop, max_tokens=at if how == "length" else 75)
+            stream = session.stream(prompt, stop=stop or None, max_tokens=at if how == "length" else 75)
             for number, _ in enumerate(stream):
                 if number == at // 2 and how in ("close", "interrupt", "terminate", "trim"):
                     getattr(stream if how == "close" else session, how)(*[0.0] * (how == "trim"))
