@@ -216,7 +216,7 @@ def add(
     from edge.cli.targets import check_processor
     from edge.devices.profiles import HOST, add_profile, comes_with_edge, own_folder
     from edge.devices.profiles.file import read_profile
-    from edge.errors import InputError
+    from edge.errors import InputError, several
 
     if len(words) > 2:
         raise InputError(f"edge devices add takes a FILE, or a NAME and a FILE, not {len(words)} words")
@@ -231,7 +231,7 @@ def add(
         more = {"path": str(path), "hides_edges_own": comes_with_edge(profile.name), "left_out": left_out}
         print_json(_as_json(profile) | more | {"others": others})
         return
-    figures = f"{len(profile.figures)} figure{'' if len(profile.figures) == 1 else 's'}"
+    figures = several(len(profile.figures), "figure")
     print(f"{profile.name}: {profile.description}, {figures}, saved as {path}{known}")
     if left_out:
         note(f"{left_out}: measure again with --sustained 10m")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.terminal.show import note
-from edge.errors import InputError
+from edge.errors import InputError, several
 from edge.flags import flags_of
 from edge.formats.json_file import read_given
 from edge.model.chat.messages import parse_tools
@@ -184,7 +184,7 @@ def _show(chat: Chat, argument: str, kind: type[Image] | type[Sound], lacks: str
     tokens = sense.layout(medium).tokens
     sense.check(medium)  # here, where no question is lost
     chat.media.append(medium)
-    note(f"({medium.name}: {medium.size}, before the next question: {tokens:,} token{'' if tokens == 1 else 's'})")
+    note(f"({medium.name}: {medium.size}, before the next question: {several(tokens, 'token')})")
 
 
 def _save(chat: Chat, argument: str) -> None:

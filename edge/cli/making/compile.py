@@ -95,7 +95,7 @@ def _compile_catalog(
 ) -> None:
     from edge.backends.tvm.compiler.catalog import compile_catalog
     from edge.backends.tvm.compiler.package import PACKAGE
-    from edge.errors import InputError
+    from edge.errors import InputError, several
 
     if not force and folder.is_dir() and any(folder.iterdir()) and not (folder / PACKAGE).is_dir():
         raise InputError(f"{folder} holds other files: --force writes beside them")
@@ -120,7 +120,7 @@ def _compile_catalog(
         about = {"volumes": volumes, "designs": designs, "left_out": made.left_out}
         print_json({"wheel": str(made.wheel), "bytes": size, **about})
         return
-    print(f"{made.wheel}: {designs:,} passes in {volumes:,} file{'' if volumes == 1 else 's'}, {format_bytes(size)}")
+    print(f"{made.wheel}: {designs:,} passes in {several(volumes, 'file')}, {format_bytes(size)}")
     for name, why in made.left_out.items():
         note(f"left out: {name}: {why}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
+from edge.errors import several
 from edge.run.report import Action, AdapterUse, Branched, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
 
 _TOLD_S = 0.1  # of preparing a model, to be reported: shorter times are no first run, but a list of its tokens
@@ -15,7 +16,7 @@ def report_line(report: RunReport) -> list[str]:
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
     thoughts = report.thoughts
     said = [
-        f"{tokens.generated:,} token{'' if tokens.generated == 1 else 's'}{_at(timings.decode_tok_s)}",
+        several(tokens.generated, "token") + _at(timings.decode_tok_s),
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         _media(report),
@@ -51,9 +52,9 @@ def _media(report: RunReport) -> str:
     if looks is None:
         return ""
     counts = {"picture": looks.pictures, "sound": looks.sounds}
-    what = " and ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
+    what = " and ".join(several(count, kind) for kind, count in counts.items() if count)
     verb = "seen and heard" if all(counts.values()) else "seen" if looks.pictures else "heard"
-    return f"{what} of {looks.tokens:,} token{'' if looks.tokens == 1 else 's'} {verb} in {_seconds(looks.seconds)}"
+    return f"{what} of {several(looks.tokens, 'token')} {verb} in {_seconds(looks.seconds)}"
 
 
 def report_lines(report: RunReport) -> list[str]:
